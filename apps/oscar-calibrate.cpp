@@ -17,6 +17,7 @@
 #include "oscar/base/process.h"
 #include "oscar/base/strings.h"
 #include "oscar/bundle/backend_plan.h"
+#include "oscar/bundle/edit.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/calibrate/recording.h"
 #include "oscar/fit/convergence.h"
@@ -303,7 +304,7 @@ void print_layers(const Bundle& bundle) {
 
 // Verdict and figures; inspect shows the rest.
 void print_convergence(const Json& record) {
-  std::vector<std::string> lines = convergence_lines(record);
+  std::vector<std::string> lines = verdict_lines(record);
   lines.resize(std::min<size_t>(lines.size(), 2));
   for (const std::string& line : lines) {
     fmt::print("{:<11}{}\n", &line == &lines.front() ? "text" : "", line);
@@ -436,12 +437,13 @@ int run_first(Arguments& arguments, Ranks& ranks) {
              format_duration(result.search_seconds + result.fit_seconds));
   print_held_back(result.held_back_tokens);
   print_convergence(result.bundle.convergence);
+  const bool changes_cache = options.statistics_only || has_quantized_layer(result.bundle);
   if (!result.bundle.layers.empty()) {
     print_layers(result.bundle);
-    fmt::print("\n{}", plans_text(backends));
+    if (changes_cache) fmt::print("\n{}", plans_text(backends));
   }
   print_written(options.output);
-  print_next_of(options);
+  if (changes_cache) print_next_of(options);
   return kExitDone;
 }
 
@@ -490,6 +492,7 @@ int run_recorded(const Arguments& arguments, const CLI::App& program) {
   print_corpus(result.bundle.corpus);
   fmt::print("device     {}\n", result.device);
   print_held_back(result.held_back_tokens);
+  print_convergence(result.bundle.convergence);
   print_layers(result.bundle);
   fmt::print("\n{}", plans_text(plan_for_all(result.bundle)));
   print_written(options.output);

@@ -407,7 +407,8 @@ void print_verdict(const Verdict& verdict) {
   if (!verdict.beside_fp8.empty()) add_line(text, "", verdict.beside_fp8, 11);
   for (const Check& check : verdict.checks) {
     if (check.standing != Standing::kCare && check.standing != Standing::kLost) continue;
-    add_line(text, "", fmt::format("{}: {} ({})", check.what, check.measured, check.limits), 11);
+    add_line(text, "", fmt::format("{}: {} (limit: {})", check.what, check.measured, check.limits),
+             11);
   }
   fmt::print("\n{}", text);
 }

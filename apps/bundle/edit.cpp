@@ -84,7 +84,7 @@ namespace {
 struct MergeArguments {
   std::vector<std::string> inputs;
   std::string output;
-  bool force = false;
+  bool force = false, allow_repeats = false;
 };
 
 int merge(const MergeArguments& arguments) {
@@ -92,13 +92,20 @@ int merge(const MergeArguments& arguments) {
   std::vector<Bundle> bundles;
   for (const auto& input : arguments.inputs) {
     bundles.push_back(read_bundle(input));
+    if (!names_its_text(bundles.back())) {
+      warn(
+          fmt::format("{}: nothing says which text its sums are of: take care that no other file "
+                      "holds the same",
+                      input));
+    }
     if (bundles.size() == 1 || have_comparable_weights(bundles.front(), bundles.back())) continue;
     warn(
         fmt::format("{}: nothing says that it is of the same weights as {}: they name no files of "
                     "weights and hold no samples of them",
                     input, arguments.inputs.front()));
   }
-  const auto total = merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
+  const auto total =
+      merge_statistics(std::move(bundles), arguments.inputs, arguments.allow_repeats);
   write_bundle(total, arguments.output, arguments.force);
   print_written(arguments.output);
   return kExitDone;
@@ -112,9 +119,9 @@ void add_merge(CLI::App& program, Work& work) {
       [](CLI::App& sub, MergeArguments& arguments) {
         add_files(sub, arguments.inputs, 2, "Two or more files that hold statistics");
         sub.add_option("-o,--output", arguments.output, "Statistics file to write")->required();
-        sub.add_flag("--force", arguments.force,
-                     "Replace the output if it exists, and count a\n"
-                     "corpus twice if two files hold it");
+        sub.add_flag("--allow-repeats", arguments.allow_repeats,
+                     "Count a text twice if two files hold it");
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
       });
 }
 

@@ -47,6 +47,7 @@ int run_export(const ExportArguments& arguments) {
   if (result.plan && result.plan->verdict() == BackendVerdict::kPortable) {
     if (const std::string word = left_out_evaluation(bundle); !word.empty()) warn(word);
   }
+  if (!result.warning.empty()) warn(result.warning);
   print_files(result.files);
   print_line(fmt::format("wrote       {}, {} layers, read back and checked", arguments.output,
                          result.layers));
@@ -76,8 +77,9 @@ void add_export(CLI::App& program, Work& work) {
                      "error is predicted");
         sub.add_option("--base", arguments.base,
                        "With gguf-rot: a .gguf of the model, of any\n"
-                       "quantization; the file is then a copy of it with the\n"
-                       "rotations, as llama.cpp's branch reads them")
+                       "quantization (other weights are refused); the file is\n"
+                       "then a copy of it with the rotations, as llama.cpp's\n"
+                       "branch reads them")
             ->option_text("MODEL.gguf");
       });
 }

@@ -210,8 +210,9 @@ void add_plan(CLI::App& program, Work& work) {
       [](CLI::App& sub, PlanArguments& arguments) {
         sub.add_option("MODEL", arguments.model,
                        "Hugging Face folder (config.json is read, and the\n"
-                       "weights' sizes), a .gguf file, an embedded\n"
-                       "model's name, or a bundle")
+                       "weights' sizes), a .gguf file (its weights in BF16,\n"
+                       "as servers load them), an embedded model's name, or a\n"
+                       "bundle")
             ->required();
         auto* memory = sub.add_option("--gpu-memory", arguments.gpu_memory,
                                       "Memory of a GPU, say 80G: shows how many\n"
@@ -238,8 +239,8 @@ void add_plan(CLI::App& program, Work& work) {
             ->needs(memory)
             ->option_text("SHARE");
         sub.add_option("--context", arguments.options.context,
-                       "Tokens a request (default: all that the model\n"
-                       "serves)")
+                       "Tokens a request (default, and at most: all that the\n"
+                       "model serves)")
             ->transform(positive())
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->option_text("N");

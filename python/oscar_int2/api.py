@@ -4,6 +4,7 @@ Every function takes the options of its program as keyword arguments: --max-toke
 one off, or is refused. The programs' --help and docs/calibration.md say what they do. Errors name the keywords.
 """
 import contextlib
+import inspect
 import json as json_text
 import os
 import pathlib
@@ -77,13 +78,30 @@ def _run_for_json(program, words, values, progress=False, names=(), file=None):
     return programs.run_for_json(program[0], words, progress, _sayer(program, dict(names)), file)
 
 
-def _in_transformers(model, engine) -> bool:
-    if engine not in (None, "oscar", "transformers"):
-        raise ValueError(f"engine is {engine!r}, expected \"oscar\" or \"transformers\"")
+_EVAL_ENGINES = ("simulate", "reference", "kernel")  # --engine of oscar-eval
+
+
+def _in_transformers(model, engine, more=()) -> bool:
+    """Whether a run is one of the engine "transformers". `more`: engines of the program, beside "oscar"."""
+    if engine not in (None, "oscar", "transformers", *more):
+        raise ValueError(f"engine is {engine!r}, expected \"oscar\" or \"transformers\""
+                         + "".join(f", or \"{name}\"" for name in more))
     loaded = hasattr(model, "named_parameters")
-    if loaded and engine == "oscar":
-        raise ValueError("a loaded model runs in transformers; give its folder for engine=\"oscar\"")
+    if loaded and engine not in (None, "transformers"):
+        raise ValueError(f"a loaded model runs in transformers; give its folder for engine=\"{engine}\"")
     return loaded or engine == "transformers"
+
+
+def _require_options(run, program, options):
+    """Raises ValueError for an option that `run`, of the engine "transformers", does not take: it names the engine that has
+    it."""
+    known = {name for name, one in inspect.signature(run).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    takes = f"engine=\"transformers\" takes {', '.join(sorted(known - {'progress'} | {'force'}))}"
+    for name in sorted(set(options) - known):
+        if name.rstrip("_").replace("_", "-") in programs.switched(program):
+            raise ValueError(f"{name} is an option of engine=\"oscar\", the program {program}, and not of "
+                             "engine=\"transformers\". Leave it out, or give a folder as the model and engine=\"oscar\"; " + takes)
+        raise ValueError(f"unknown option {name}; {takes}")
 
 
 def _in_one(corpus):
@@ -117,9 +135,10 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
 
     model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or
     {path: weight}; "self:N" lets the model write N tokens. (The engine "transformers" takes neither of the last two.) What lies
-    in memory goes in as it is: texts, [str] or rows as lines of .jsonl hold them, [{"messages": [...]}]; token ids as integers,
-    [tokens] or [rows, tokens], rows of any length, which are kept apart. A list of strings is texts if one has a blank in it
-    and is no file. Options are oscar-calibrate's, such as max_tokens=262144, device="cuda", force=True, resume=True.
+    in memory goes in as it is: texts, [str] or rows as lines of .jsonl hold them, [{"messages": [...]}], also as a DataFrame of
+    pandas or a Dataset of datasets; token ids as integers, [tokens] or [rows, tokens], rows of any length, which are kept
+    apart. A list of strings is texts if one has a blank in it and is no file. Options are oscar-calibrate's, such as
+    max_tokens=262144, device="cuda", force=True, resume=True.
 
     Returns the bundle; with statistics_only=True, the path of the statistics file, which fit() takes. Notes and warnings, with
     the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for options that the program refuses, and for
@@ -130,6 +149,7 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
     made = pathlib.Path if options.get("statistics_only") else load
     if _in_transformers(model, engine):
         from .calibration import calibrate as run
+        _require_options(run, "oscar-calibrate", options)
         with _layers_shown("calibrate", progress) as told:
             run(model, _in_one(corpus), out, progress=told, **options)
         return made(out)
@@ -149,9 +169,15 @@ def fit(statistics, out, **options) -> Bundle:
 
 
 def _matrices(name, given):
-    """float64 [layers, heads, d, d] or [layers, d, d] of an argument. Raises ValueError, naming layer and head, for one that is
-    not finite or has no inverse."""
-    found = np.asarray(given.detach().cpu().double().numpy() if hasattr(given, "detach") else given, dtype=np.float64)
+    """float64 [layers, heads, d, d] or [layers, d, d] of an argument. Raises ValueError for complex numbers and, naming layer
+    and head, for a matrix that is not finite or has no inverse."""
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        given = (given if given.is_complex() else given.double()).numpy()
+    found = np.asarray(given)
+    if np.iscomplexobj(found):
+        raise ValueError(f"{name} holds complex numbers ({found.dtype}), expected real ones")
+    found = found.astype(np.float64)
     if found.ndim not in (3, 4) or found.shape[-1] != found.shape[-2]:
         raise ValueError(f"{name} is {list(found.shape)}, expected [layers, heads, d, d] or [layers, d, d]")
     finite, d = np.isfinite(found).all((-2, -1)), found.shape[-1]
@@ -199,14 +225,17 @@ def evaluate(model, bundle=None, *, corpus, json=None, engine: str | None = None
     keeps the report, too; beside it lies what a stopped run has counted, from which resume=True goes on. Options are
     oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"], html="report.html", force=True.
 
-    engine="transformers", or a loaded model, runs one bundle in transformers: perplexity, KL and top-1 agreement; options are
-    then those of oscar_int2.calibration.evaluate, and force.
+    engine: "oscar", or one of its engines: "simulate", "reference" or "kernel" (oscar-eval --engine). "transformers", or a
+    loaded model, runs one bundle in transformers: perplexity, KL and top-1 agreement; options are then those of
+    oscar_int2.calibration.evaluate, and force.
     """
     _require_result("oscar-eval", options)
-    if _in_transformers(model, engine):
+    if _in_transformers(model, engine, _EVAL_ENGINES):
         return _evaluate_in_transformers(model, bundle, corpus, json, progress, **options)
     if json is None and options.get("resume"):
         raise ValueError("resume=True goes on from what lies beside the report: give json=, as in the run that was stopped")
+    if engine in _EVAL_ENGINES:
+        options["engine"] = engine
     words = [_path(model)]
     if isinstance(bundle, dict):
         words += [f"--bundle={name}={_path(file)}" for name, file in bundle.items()]
@@ -231,9 +260,10 @@ def _table(printed, json):
 
 
 def _evaluate_in_transformers(model, bundle, corpus, json, progress, force=False, **options):
-    from .calibration import evaluate as run
+    from .calibration.evaluation import evaluate as run
     if not isinstance(bundle, (str, os.PathLike, Bundle)):
         raise ValueError("engine=\"transformers\" compares one bundle with the model; give its path")
+    _require_options(run, "oscar-eval", options)
     if json is not None and os.path.exists(_path(json)) and not force:
         raise OscarError(f"{json} exists already; choose another name, or replace it with force=True")
     with _layers_shown("evaluate", progress) as told:
@@ -241,7 +271,9 @@ def _evaluate_in_transformers(model, bundle, corpus, json, progress, force=False
     kl = {"mean": found["kl"], "se": found["kl_se"]}
     file = bundle.path if isinstance(bundle, Bundle) else bundle
     report = {"tokens": found["tokens"], "first_position": found["first_position"],
-              "bundle": {"file": os.path.basename(file), "overlap": found["overlap"]}, "methods": {
+              "resampling_units": found["units"], "sequences": found["sequences"], "cautions": found["cautions"],
+              "bundle": {"file": os.path.basename(file), "overlap": found["overlap"], "convergence": found["convergence"]},
+              "methods": {
         "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},
         "bundle": {"ppl": {"mean": found["int2_perplexity"], "se": found["int2_perplexity_se"]}, "kl": kl,
                    "top1": {"mean": found["top1"]}}}}
@@ -250,7 +282,8 @@ def _evaluate_in_transformers(model, bundle, corpus, json, progress, force=False
     return Evaluation(report)
 
 
-_COLUMNS = ("text", "method", "metric", "layer", "head", "position", "length", "kind", "depth", "mean", "se", "low", "high")
+_COLUMNS = ("text", "method", "metric", "against", "layer", "head", "position", "length", "kind", "depth", "mean", "se", "low",
+            "high")
 _ERRORS = {"mean": "mean", "rate": "mean", "se": "se", "low": "low", "high": "high"}
 
 
@@ -269,10 +302,11 @@ class Evaluation:
         return list(self.report["methods"])
 
     def rows(self) -> list:
-        """Every figure as a dictionary with the keys text, method, metric, layer, head, position, length, kind, depth, mean,
-        se, low and high; None where one does not apply.
+        """Every figure as a dictionary with the keys text, method, metric, against, layer, head, position, length, kind, depth,
+        mean, se, low and high; None where one does not apply.
 
-        text: "as is", or "separators", with a separator as every N-th token. position: the first token of a stretch.
+        text: "as is", or "separators", with a separator as every N-th token. against: the method whose KL kl_difference
+        subtracts. position: the first token of a stretch.
         length: tokens of a prompt, or the context that `bits` is for.
         """
         found = []
@@ -291,18 +325,24 @@ class Evaluation:
         return pandas.DataFrame(self.rows(), columns=list(_COLUMNS))
 
     def save_html(self, path, *, force: bool = False) -> None:
-        """Draws the report as one HTML page (oscar-bundle report). force: replace a file that is there."""
+        """Draws the report as one HTML page (oscar-bundle report). force: replace a file that is there. Raises OscarError for
+        the figures of engine="transformers"."""
+        if "schema" not in self.report:
+            raise OscarError("a page is drawn from a report of oscar-eval, and engine=\"transformers\" gives figures alone; "
+                             "evaluate with engine=\"oscar\" for a page")
         with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
             file = pathlib.Path(folder, "report.json")
             file.write_text(json_text.dumps(self.report), encoding="utf-8")
             _run(("oscar-bundle", "report"), [file, f"--output={_path(path)}"], {"force": force}, names={file: "the report"})
 
     def __str__(self):
-        return self.table or repr(self)
+        cautions = [f"CAUTION: {one['sentence']}" for one in self.report.get("cautions", [])]
+        return self.table or "\n".join([repr(self), *cautions])
 
     def __repr__(self):
         kls = {name: figures.get("kl", {}).get("mean") if name != "bf16" else None for name, figures in self.report["methods"].items()}
         said = ", ".join(name if kl is None else f"{name} KL {kl:.4g}" for name, kl in kls.items())
+        said += "".join(f"; caution: {one['kind']}" for one in self.report.get("cautions", []))
         return f"<Evaluation of {self.report.get('tokens', 0):,} tokens: {said}>"
 
 
@@ -314,7 +354,8 @@ def _rows_of(figures: dict, positions: list):
     """Rows of one method on one text."""
     for metric in ("nll", "ppl", "nll_increase", "kl", "kl_difference", "top1"):
         if metric in figures:
-            yield _figure(metric, figures[metric])
+            against = {"against": figures[metric]["against"]} if "against" in figures[metric] else {}
+            yield _figure(metric, figures[metric], **against)
     for length, bits in figures.get("bpe", {}).items():
         yield {"metric": "bits", "length": int(length), "mean": bits}
     kl = figures.get("kl", {})

@@ -178,7 +178,7 @@ class Bundle:
 
     def check_rope(self, config):
         """check_model()'s part about RoPE."""
-        for field, value in _rope_of(config).items():
+        for field, value in rope_of(config).items():
             kept = self.model.rope.get(field, _ROPE_DEFAULTS.get(field))
             if value is not None and kept is not None and kept != value and not (
                     field == "attention_factor" and abs(kept - value) < 1e-6):  # worked out
@@ -206,7 +206,7 @@ class Bundle:
 
     def states_rope(self, config):
         """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""
-        return {_rope_of(config)["rope_type"], self.model.rope.get("rope_type")} <= _STATED_ROPE
+        return {rope_of(config)["rope_type"], self.model.rope.get("rope_type")} <= _STATED_ROPE
 
     def beyond_positions(self, tokens):
         """What it costs to serve so many tokens a request, in sentences; None within the positions that
@@ -239,7 +239,7 @@ def _stated(config, name):
         return None
 
 
-def _rope_of(config):
+def rope_of(config):
     """RoPE of a config as transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) say. Of a config with a
     RoPE for each kind of layer, that of layers that see all tokens."""
     found = dict(getattr(config, "rope_parameters", None) or {})
@@ -391,7 +391,8 @@ class _Reader:
         self.arrays = _arrays(self.objects)
         stored, computed = self.attribute("/", "content_sha256", str), self.hash()
         if stored != computed:
-            self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...")
+            self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...: the file was "
+                             "edited or damaged; copy it anew, and oscar-bundle verify says whether it is whole")
         model, quantizer = self.model(), self.quantizer()
         groups = sorted(p for p in self.objects if p.startswith("/layers/") and p.count("/") == 2)
         layers = {}

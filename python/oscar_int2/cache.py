@@ -105,6 +105,11 @@ class PagedCache:
         windows = sum(4 * p.window_k.numel() for p in self.layers.values())
         return pools, windows
 
+    def held_tokens(self):
+        """Tokens that are held in 2 bits, and exactly, over all slots; waits for the device."""
+        int2 = self.step.new_history.sum().item()
+        return int2, self.step.seq_lens.sum().item() - int2
+
     def tensors(self):
         """All that a decode step reads or writes besides its rows; their addresses never change."""
         for holder in (self, self.step, *self.layers.values(), *self.codecs.values()):

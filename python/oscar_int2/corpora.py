@@ -20,7 +20,10 @@ def kind_of(corpus) -> str:
     """"files" (a path, several, or {path: weight}), "rows" (texts, or dictionaries as lines of .jsonl hold them) or "ids".
 
     A string in a list is a text if it has a blank in it, is no file, and does not end as names of corpus files do; beside such
-    a text every other string is one too. Raises ValueError for a list that is empty or holds files beside texts."""
+    a text every other string is one too. Raises ValueError for a list that is empty or holds files beside texts, and for a
+    text that is in no list."""
+    if isinstance(corpus, str) and re.search(r"\s", corpus) and not any(map(_is_file, (corpus, *corpus.split(",")))):
+        raise ValueError(f"corpus is a text ({corpus[:40]!r}) or a path that does not exist; texts go in as a list: [text]")
     if isinstance(corpus, (str, os.PathLike, dict)):
         return "files"
     if not isinstance(corpus, (list, tuple, np.ndarray)) and not hasattr(corpus, "detach"):
@@ -40,6 +43,16 @@ def kind_of(corpus) -> str:
     return "rows" if texts else "files"
 
 
+def in_memory(corpus):
+    """A table of rows, such as a DataFrame of pandas or a Dataset of datasets, as a list of dictionaries without the cells
+    that are empty; anything else as it is."""
+    if isinstance(corpus, dict) or not hasattr(corpus, "to_dict"):
+        return corpus
+    rows = corpus.to_dict("records") if hasattr(corpus, "iterrows") else list(corpus)
+    return [{name: cell for name, cell in row.items() if cell is not None and not (isinstance(cell, float) and cell != cell)}
+            if isinstance(row, dict) else row for row in rows]
+
+
 def _array(ids):
     return ids.detach().cpu().numpy() if hasattr(ids, "detach") else np.asarray(ids)
 
@@ -56,7 +69,8 @@ def rows_of(ids) -> list:
 def write_rows(rows, folder) -> pathlib.Path:
     """Texts and rows as lines of a .jsonl file."""
     path = pathlib.Path(folder, "texts.jsonl")
-    lines = (json.dumps(row if isinstance(row, dict) else {"text": row}) + "\n" for row in rows)
+    lines = (json.dumps(row if isinstance(row, dict) else {"text": row}, default=lambda cell: cell.tolist()) + "\n"
+             for row in rows)  # arrays are cells of tables
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
@@ -80,6 +94,7 @@ def write_ids(ids, folder) -> pathlib.Path:
 @contextlib.contextmanager
 def as_files(corpus):
     """The corpus itself where it is files, else the path of a temporary one that holds it."""
+    corpus = in_memory(corpus)
     kind = kind_of(corpus)
     with contextlib.ExitStack() as stack:
         if kind != "files":

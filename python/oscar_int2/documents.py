@@ -36,6 +36,10 @@ _ANSWERS = ("output", "response", "completion", "chosen", "solution", "answer")
 _CHOICES = ("choices", "options")
 _SYSTEM = ("system", "system_prompt")
 _CONVERSATIONS = ("messages", "conversations", "conversation")
+_KNOWN = ("no 'messages', 'conversations', 'conversation', 'prompt' with 'completion' or 'chosen', 'instruction', 'question', 'query' or "
+          "'problem' with 'output', 'response', 'solution' or 'answer', 'text' or 'content'")
+_IDS = {"input_ids", "token_ids", "tokens", "ids"}  # that are read of other files
+_MAGIC = ((b"\x1f\x8b", "gzip", ".gz"), (b"\x28\xb5\x2f\xfd", "Zstandard", ".zst"))
 
 
 class BadRow(OscarError):
@@ -83,6 +87,25 @@ def _zstd(content):
     return b"".join(parts)
 
 
+def _iconv(encoding, name):
+    """The command that writes a file of this encoding anew."""
+    stem, dot, kind = pathlib.PurePath(name).name.partition(".")
+    anew = str(pathlib.PurePath(name).with_name(f"{stem}-utf8{dot}{kind}"))
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > {shlex.quote(anew)}"
+
+
+def _require_lines(content, name, packed):
+    """Raises BadFile for packed bytes and for a list of objects under the name of text or lines; `packed`: ".gz" that was behind it."""
+    for magic, packer, suffix in () if packed else _MAGIC:
+        if content.startswith(magic):
+            raise BadFile(f"the file is packed with {packer}; say so in its name: mv {shlex.quote(name)} {shlex.quote(name + suffix)}")
+    if name.lower().endswith(".jsonl") and content[:64].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        inner = content.strip(b"\xef\xbb\xbf \t\r\n")
+        if inner.endswith(b"]") and inner[1:-1].strip()[:1] == b"{" and inner[1:-1].strip()[-1:] == b"}":
+            raise BadFile(f"the file holds a list, not lines; name it .json: mv {shlex.quote(name + packed)} "
+                          f"{shlex.quote(str(pathlib.PurePath(name).with_suffix('.json')) + packed)}")
+
+
 def _require_utf8(content, name):
     """Raises BadFile for UTF-16, by its byte order mark or by what ASCII becomes in it."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -91,10 +114,7 @@ def _require_utf8(content, name):
         encoding = "UTF-16LE" if content[1] == 0 else "UTF-16BE"
     else:
         return
-    stem, dot, kind = pathlib.PurePath(name).name.partition(".")
-    anew = str(pathlib.PurePath(name).with_name(f"{stem}-utf8{dot}{kind}"))
-    raise BadFile(f"the text is {encoding}, expected UTF-8; write it anew: iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > "
-                  f"{shlex.quote(anew)}")
+    raise BadFile(f"the text is {encoding}, expected UTF-8; write it anew: {_iconv(encoding, name)}")
 
 
 def rows(content, name):
@@ -102,19 +122,23 @@ def rows(content, name):
 
     A place counts lines, entries or rows from 1.
     """
-    shown, name = name, name.lower()
+    shown, name, packed = name, name.lower(), ""
     for suffix in PACKED:
         if name.endswith(suffix):
             content, name = unpacked(content, suffix), name.removesuffix(suffix)
-            shown = shown[:len(name)]
+            shown, packed = shown[:len(name)], shown[len(name):] + packed
     if not name.endswith(".parquet"):
+        _require_lines(content, shown, packed)
         _require_utf8(content, shown)
     if name.endswith(".parquet"):
         yield from _parquet(content)
     elif name.endswith(".txt"):
-        yield 1, {"text": content.decode("utf-8-sig", errors="strict")}
+        try:
+            yield 1, {"text": content.decode("utf-8-sig", errors="strict")}
+        except UnicodeDecodeError as error:
+            raise BadFile(f"{error}; if it is Latin-1: {_iconv('LATIN1', shown)}") from error
     elif name.endswith(".json"):
-        yield from _entries(content)
+        yield from _entries(content, shown)
     elif name.endswith(".jsonl"):
         yield from _lines(content)
     else:
@@ -135,7 +159,7 @@ def _lines(content):
             yield number, _parse(line)
 
 
-def _entries(content):
+def _entries(content, name):
     """A list of objects, one object, or lines of them under the wrong name."""
     try:
         whole = json.loads(content.decode("utf-8-sig"))
@@ -144,7 +168,8 @@ def _entries(content):
         if lines and isinstance(lines[0][1], dict):
             yield from lines
             return
-        raise BadFile(f"no valid JSON: {error}") from error
+        latin_1 = f"; if it is Latin-1: {_iconv('LATIN1', name)}" if isinstance(error, UnicodeDecodeError) else ""
+        raise BadFile(f"no valid JSON: {error}{latin_1}") from error
     if isinstance(whole, dict):
         whole = whole.get("data", whole.get("rows", [whole]))
     if not isinstance(whole, list):
@@ -268,6 +293,14 @@ def _tools(row):
     return tools
 
 
+def _has(row):
+    """What columns a row has, for an error: the first few, and how many more."""
+    shown = [f"'{key}'" for key in row if len(key.encode(errors="replace")) <= 40][:8]
+    more = f"{' and ' if shown else ''}{len(row) - len(shown)} more" if len(row) > len(shown) else ""
+    ids = " (token ids are read from .npy and .h5)" if _IDS & row.keys() else ""
+    return f"the row has {', '.join(shown)}{more}{ids}" if row else "the row has nothing"
+
+
 def _text(row, key):
     value = row.get(key, "")
     if not isinstance(value, str):
@@ -309,7 +342,7 @@ def _answered(asked, row):
     """The messages of a question, and behind them those of the row's answer, which may hold the question too."""
     key, answer = _answer(row)
     if key is None:
-        raise BadRow("no answer: none of " + ", ".join(f"'{column}'" for column in _ANSWERS))
+        raise BadRow("no answer: none of " + ", ".join(f"'{column}'" for column in _ANSWERS) + f"; {_has(row)}")
     if isinstance(answer, str):
         return [*asked, {"role": "assistant", "content": answer}]
     if not isinstance(answer, (list, dict)):
@@ -417,7 +450,7 @@ def _read(row):
         raise BadRow("'prompt' needs 'completion' beside it")
     if "content" in row and not any(key in row for key in ("role", "from", *_ANSWERS)):
         return None, _text(row, "content")
-    raise BadRow("no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'")
+    raise BadRow(f"{_KNOWN}; {_has(row)}")
 
 
 def document_of(row, template):

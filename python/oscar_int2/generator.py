@@ -66,8 +66,8 @@ class Generator:
             bundle.check_model(model_config(model))
         self.decoder, self.device = Decoder(model, compile), model.device
         if bundle is not None:
-            check_weights(bundle, model, {i: block.self_attn for i, block in enumerate(model.model.layers)},
-                          weights, "Generator")
+            self.weights = check_weights(bundle, model, {i: block.self_attn for i, block in enumerate(model.model.layers)},
+                                         weights, "Generator")
         self.vocab_size = len(self.decoder.embedding)
         room = max_tokens + CHECK_EVERY  # steps run on until the next look
         if bundle is None:
@@ -75,8 +75,9 @@ class Generator:
         else:
             self.cache = PagedCache.int2(bundle, max_num_seqs, room, self.device, pages=pages,
                                          demote_block=demote_block)
-        self.bundle, self.prompts, self.max_tokens = bundle, "exact", max_tokens
+        self.bundle, self.prompts, self.max_tokens, self.demote_block = bundle, "exact", max_tokens, demote_block
         self.refused = 0  # requests of which a row could not be written
+        self.last = 0, 0  # tokens of the last run in 2 bits, and exactly, each request at its end
         self.unclear = torch.zeros(max_num_seqs, dtype=torch.bool, device=self.device)  # logits were NaN
         self.busy = threading.RLock()  # held by the thread that runs
         self.waiting, self.running = deque(), {}
@@ -135,6 +136,8 @@ class Generator:
         One whose prompt raises is given up too."""
         with self.busy:
             self.decoder.check_weights()
+            if not self.running:
+                self.last = 0, 0
             while (self.waiting or self.running) and looks != 0:
                 self.join()
                 for _ in range(CHECK_EVERY):
@@ -177,7 +180,11 @@ class Generator:
             self._leave(slot)
 
     def _leave(self, slot):
-        del self.running[slot]
+        request = self.running.pop(slot)
+        if request.tokens:  # the last of them is no row
+            rows = len(request.prompt) + len(request.tokens) - 1
+            int2 = self.cache.format.history_tokens(rows)
+            self.last = self.last[0] + int2, self.last[1] + rows - int2
         self.cache.release(slot)
         self.temperature[slot] = 0
 

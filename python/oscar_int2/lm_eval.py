@@ -27,7 +27,7 @@ class OscarInt2LM(HFLM):
     def __init__(self, pretrained, bundle, demote_block=None, weights="same", **arguments):
         super().__init__(pretrained, **arguments)
         self._applied = {"bundle": load(bundle), "demote_block": demote_block, "weights": weights}
-        self._format = self._applied["bundle"].quantizer.served(demote_block)
+        self._format = None  # as served by how prompts are read
         self._counts = {"requests": 0, "requests_with_2_bit_rows": 0}
         self._prompts = None
         self._read_prompts("int2")
@@ -36,7 +36,7 @@ class OscarInt2LM(HFLM):
         """How passes over many tokens read their own rows from now on: "int2" or "exact"."""
         if self._prompts != how:
             apply(self.model, prompts=how, **self._applied)
-            self._prompts = how
+            self._prompts, self._format = how, self.model.oscar_int2.scoring.format
 
     def _count(self, lengths):
         """Counts requests by the tokens that their last prediction reads, 0 where it reads no cache: of few tokens no row

@@ -99,7 +99,7 @@ TEST_F(BundleMatch, AnotherConfigFileAloneIsAWarning) {
   EXPECT_EQ(verdict(), "");
 }
 
-TEST_F(BundleMatch, OtherWeightsAreRefusedBeforeAnotherConfigIsSaid) {
+TEST_F(BundleMatch, WithoutSamplesOtherFilesAreRefusedBeforeAnotherConfigIsSaid) {
   bundle_.model.config_sha256 = "other";
   bundle_.model.weights_fingerprint = "other";
   expect({"weights_fingerprint differs"});
@@ -147,6 +147,21 @@ TEST_F(SampledMatch, OtherSamplesAreRefusedThoughTheFingerprintIsTheSame) {
   for (float& entry : bundle_.weight_samples[1].matrices.data) entry *= 2;
   expect({"weight_samples differ", "W_Q of layer 1 differs, and 3 more of 18 tensors",
           "calibrate this model"});
+}
+
+TEST_F(SampledMatch, OtherFilesOfTheSameSamplesAreAWarning) {
+  bundle_.model.weights_fingerprint = "other";
+  expect({"b.h5: the weights of q, k, v and o agree with the bundle's samples, the files are not"});
+  bundle_.model.tokenizer_sha256 = "other";
+  expect({"tokenizer_sha256 differs"});
+  bundle_.model.file_sha256 = "of a GGUF file";  // of whose metadata the other hash is then
+  bundle_.model.config_sha256 = "other";
+  expect({"written anew or dequantized"});
+  EXPECT_EQ(verdict().find("config_sha256"), std::string::npos) << verdict();
+  bundle_.weight_samples[1].matrices[0](1, 2) += 1;
+  expect({"weight_samples differ", "W_K of layer 1 differs"});
+  bundle_.weight_samples.clear();
+  expect({"weights_fingerprint differs", "other (the bundle's)"});
 }
 
 TEST_F(SampledMatch, ABiasThatTheFilesDoNotHaveIsSeen) {
@@ -199,6 +214,27 @@ std::string merge_refusal(const Bundle& a, const Bundle& b) {
 }
 
 }  // namespace
+
+TEST(Merge, TheSameSumsAreRefusedThoughNothingNamesTheirText) {
+  Bundle a = sample::statistics_bundle();
+  a.corpus.tokens_sha256.clear();
+  for (CorpusSource& source : a.corpus.sources) source.sha256.clear();
+  EXPECT_FALSE(names_its_text(a));
+  Bundle b = a;
+  const auto refusal = [&] {
+    try {
+      merge_statistics({a, b}, {"a.h5", "b.h5"}, false);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* word : {"counted twice", "b.h5", "in a.h5", "--allow-repeats"}) {
+    EXPECT_NE(refusal().find(word), std::string::npos) << refusal();
+  }
+  b.statistics[0].k_moment[0](0, 0) += 1;
+  EXPECT_EQ(refusal(), "");
+}
 
 TEST(Merge, SumsOfOtherWeightsAreRefused) {
   Bundle a = sample::statistics_bundle(), b = a;

@@ -40,7 +40,9 @@ const Json& row_of(const Json& plan, int64_t context) {
 }
 
 TEST(MemoryPlan, BitsAValueAreThoseWorkedOutByHand) {
-  const Json plan = memory_plan(qwen3_8b(), {.context = 131072});
+  CachedModel m = qwen3_8b();
+  m.max_positions = 131072;  // by YaRN
+  const Json plan = memory_plan(m, {});
   // (16 x 320 + 2.25 (N - 320)) / N
   EXPECT_NEAR(row_of(plan, 8192)["int2_bits_per_value"].get<double>(), 2.787, 5e-4);
   EXPECT_NEAR(row_of(plan, 32768)["int2_bits_per_value"].get<double>(), 2.384, 5e-4);
@@ -48,8 +50,9 @@ TEST(MemoryPlan, BitsAValueAreThoseWorkedOutByHand) {
 }
 
 TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
-  const Json plan =
-      memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB, .context = 131072, .utilization = 1});
+  CachedModel m = qwen3_8b();
+  m.max_positions = 131072;
+  const Json plan = memory_plan(m, {.gpu_bytes = 80 * kGiB, .context = 131072, .utilization = 1});
   const Json& row = row_of(plan, 131072);
   EXPECT_EQ(row["bytes_per_token"]["bf16"], 36 * 8 * 256 * 2);
   EXPECT_EQ(row["request_bytes"]["bf16"], 18.0 * kGiB);
@@ -60,7 +63,7 @@ TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
   EXPECT_EQ(row["requests"]["bf16"], 3);
   EXPECT_EQ(row["requests"]["fp8"], 7);
   EXPECT_EQ(row["requests"]["int2"], 25);
-  EXPECT_EQ(plan["longest_context"]["bf16"], 131072) << "at most what was asked for";
+  EXPECT_EQ(plan["longest_context"]["bf16"], 131072) << "at most what the model serves";
 }
 
 TEST(MemoryPlan, TheLongestContextIsAtMostTheModelsOwn) {
@@ -221,14 +224,19 @@ TEST(MemoryPlan, EachRequestHasAStateOfLinearAttentionInEveryFormat) {
   EXPECT_NE(refusal(m, 32), "") << "16 key heads are not copied";
 }
 
-TEST(MemoryPlan, TheAnswerComesFirstAndNamesAContextBeyondTheModels) {
+TEST(MemoryPlan, TheAnswerComesFirstAndIsOfTheModelsContextWhereMoreIsAsked) {
   PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 131072, .users = 16};
-  std::string text = memory_plan_text(memory_plan(qwen3_8b(), options));
-  EXPECT_NE(text.find("16 requests at a time, of 131,072 tokens (the model serves 40,960)\n"
+  const Json plan = memory_plan(qwen3_8b(), options);
+  EXPECT_EQ(plan["context"], 40960);
+  EXPECT_EQ(plan["asked_context"], 131072);
+  EXPECT_EQ(plan["contexts"].back()["context"], 40960);
+  std::string text = memory_plan_text(plan);
+  EXPECT_NE(text.find("16 requests at a time, of 40,960 tokens (it does not serve 131,072)\n"
                       "INT2        fits: "),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("what would: 3 requests, or "), std::string::npos) << text;
+  EXPECT_NE(text.find("not the 131,072 of --context: planned for 40,960."), std::string::npos);
+  EXPECT_NE(text.find("what would: 10 requests, or "), std::string::npos) << text;
   EXPECT_LT(text.find("what would"), text.find("One request"));
   options.gpus = 2;
   text = memory_plan_text(memory_plan(qwen3_8b(), options));
@@ -291,6 +299,7 @@ TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
   m.layers[0].attention = AttentionKind::kLocal;
   m.layers[0].sliding_window = 1024;
   m.layers[0].quantized = false;
+  m.max_positions = 100000;
   PlanOptions options;
   options.context = 100000;
   const Json plan = memory_plan(m, options);
@@ -302,6 +311,20 @@ TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
     const double own = (row_bits * 100032 + 16 * window) / 8;
     EXPECT_DOUBLE_EQ(row["request_bytes"].get<double>(), row_values * (2 * 1024 + own));
   }
+}
+
+TEST(MemoryPlan, WhereNoLayerIsQuantizedRowsHave16Bits) {
+  CachedModel m = qwen3_8b();
+  for (LayerGeometry& layer : m.layers) layer.sliding_window = 128, layer.quantized = false;
+  const Json plan = memory_plan(m, {.context = 4096});
+  EXPECT_EQ(row_of(plan, 4096)["int2_bits_per_value"], 16);
+  EXPECT_EQ(row_of(plan, 4096)["request_bytes"]["int2"],
+            row_of(plan, 4096)["request_bytes"]["bf16"]);
+  for (const Json& row : plan["sweep"]) {
+    const bool quantized = row["recent_tokens"] == 64;  // fewer than the windows hold
+    EXPECT_EQ(row["int2_bits_per_value"] < 16, quantized) << row;
+  }
+  EXPECT_NE(memory_plan_text(plan).find("no layer is quantized"), std::string::npos);
 }
 
 TEST(MemoryPlan, LinesFit80Columns) {

@@ -29,14 +29,13 @@ class Merging(BundleCase):
             self.assertEqual(z["corpus"].attrs["tokens"], 200)
         self.assertEqual(run("verify", out).returncode, 0)
 
-    def test_the_same_corpus_twice_needs_force(self):
+    def test_the_same_corpus_twice_is_refused_until_it_is_allowed(self):
         a = make_file(self.folder / "a.h5", statistics_only=True)
         out = self.folder / "c.h5"
-        result = run("merge", a, a, "-o", out)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("counted twice", result.stderr)
+        for options in ([], ["--force"]):  # which replaces a file, no more
+            self.refuse("oscar-bundle", ["merge", a, a, "-o", out, *options], "counted twice", "--allow-repeats")
         self.assertFalse(out.exists())
-        self.assertEqual(run("merge", a, a, "-o", out, "--force").returncode, 0)
+        self.run_ok("oscar-bundle", "merge", a, a, "-o", out, "--allow-repeats")
 
     def test_other_models_and_stripped_files_are_refused(self):
         a = make_file(self.folder / "a.h5", statistics_only=True, seed=1)

@@ -81,6 +81,8 @@ class BadInput(ProgramTest):
             self.write_config(**change)
             with self.subTest(word):
                 self.refused(word)
+        self.write_config(head_dim=20)
+        self.refused("2-bit rows do not hold heads of this size", "a multiple of 8, at most 256", "20", "--statistics-only")
 
     def test_text_corpora_that_cannot_be_read(self):
         bad = self.folder / "bad.jsonl"

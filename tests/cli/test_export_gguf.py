@@ -1,4 +1,5 @@
 """oscar-bundle export --for gguf-rot, read by the gguf package, and import of such tensors."""
+import shutil
 import unittest
 
 import gguf
@@ -66,6 +67,20 @@ class Gguf(BackendCase):
         self.refuse("oscar-bundle", [*export, never, "--base", self.corpus], "not a GGUF file")
         self.refuse("oscar-bundle", ["export", bundle, "--for", "mlx", "--reduce", "-o", never, "--base", base],
                     "only gguf-rot")
+        tensors, keys = qwen3_tensors(config), [f"model.layers.{i}.self_attn.{k}_proj.weight" for i in range(3) for k in "qkvo"]
+        rng = np.random.default_rng(1)
+        moved = tensors | {k: tensors[k] * (1 + .2 * rng.standard_normal(tensors[k].shape)).astype(np.float32) for k in keys}
+        for kind, weights, words in ((Type.Q8_0, qwen3_tensors(config, seed=1), ["holds other weights", "sampled entries", "oscar-calibrate takes"]),
+                                     (Type.F16, moved, ["holds other weights"]), (Type.F16, tensors, None), (Type.Q4_0, tensors, None),
+                                     (Type.Q8_0, moved, [])):
+            with self.subTest(kind.name):
+                write_model(base, config, weights, lambda _, kind=kind: kind, np.random.default_rng(0))
+                if words:
+                    self.refuse("oscar-bundle", [*export, never, "--base", base], *words)
+                    continue
+                said = self.run_ok("oscar-bundle", *export, self.folder / f"of{kind.name}", "--base", base).stderr
+                shutil.rmtree(self.folder / f"of{kind.name}")
+                self.assertEqual("A fine-tune needs a calibration of its own" in " ".join(said.split()), words == [], said)
         smaller = config | {"num_hidden_layers": 2}
         write_model(base, smaller, qwen3_tensors(smaller), lambda _: Type.F16, np.random.default_rng(0))
         self.refuse("oscar-bundle", [*export, never, "--base", base], "another shape", "block_count")

@@ -162,6 +162,11 @@ class FoundCheckpoints(ProgramTest):
         adapter.mkdir()
         (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
         self.refused(adapter, "an adapter (LoRA), not a model", "org/base", "merge_and_unload()")
+        model = self.write("model")
+        (adapter / "adapter_config.json").rename(model / "adapter_config.json")
+        said = self.run_ok("oscar-eval", model, "--corpus", self.ids, *EVALUATE, "--quiet").stderr
+        for words in ("warning", "an adapter of org/base", "merge_and_unload()"):
+            self.assertIn(words, said)
 
     def test_a_folder_of_gguf_files_is_told_which_file_is_the_model(self):
         place = self.folder / "download"

@@ -49,7 +49,7 @@ class Fp8Model(ProgramTest):
 
     def test_the_bundle_names_the_types_and_belongs_to_these_weights(self):
         def rescale(tensors):
-            tensors["model.layers.1.mlp.up_proj.weight_scale"] *= 1.01
+            tensors["model.layers.1.self_attn.q_proj.weight_scale"] *= 1.01
         model, other = self.write("one"), self.write("other", change=rescale)
         bundle = self.calibrate(model)
         shown = self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout
@@ -63,7 +63,7 @@ class Fp8Model(ProgramTest):
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", model, *evaluate, "--json", report)
         self.assertEqual(json.loads(report.read_text())["model"]["quantization"], TYPES)
-        self.refuse("oscar-eval", [other, *evaluate], "of another model", "weights_fingerprint")
+        self.refuse("oscar-eval", [other, *evaluate], "of another model", "W_Q of layer 1 differs, and 0 more")
         self.refuse("oscar-bundle", ["fold", bundle, model, self.folder / "out"],
                     "cannot be folded into quantized weights", "F8_E4M3")
 

@@ -162,13 +162,13 @@ class Gemma3Model(ProgramTest):
     def test_plans_of_memory_count_windows_in_bf16(self):
         bundle, _ = self.calibrate()
         for of in (self.model, bundle):
-            plan = json.loads(self.run_ok("oscar-bundle", "plan", of, "--context", "131072",
+            plan = json.loads(self.run_ok("oscar-bundle", "plan", of, "--context", "2048",
                                           "--json", "-").stdout)
-            row = next(r for r in plan["contexts"] if r["context"] == 131072)
+            row = next(r for r in plan["contexts"] if r["context"] == 2048)
             rows = 2 * 2 * 32  # keys and values of both heads
             windows = 4 * 300 * rows * 2
-            self.assertEqual(row["request_bytes"]["bf16"], windows + 2 * 131072 * rows * 2)
-            bits = 16 * (64 + 256 + 16 + 1) + 131072 * (2 + 32 / 32)
+            self.assertEqual(row["request_bytes"]["bf16"], windows + 2 * 2048 * rows * 2)
+            bits = 16 * (64 + 256 + 16 + 1) + 2048 * (2 + 32 / 32)
             self.assertAlmostEqual(row["request_bytes"]["int2"], windows + 2 * rows * bits / 8)
 
     def test_servers_refuse_such_a_bundle_by_name(self):

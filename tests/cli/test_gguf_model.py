@@ -2,6 +2,7 @@
 """A GGUF file as MODEL of the programs: calibrated, inspected, evaluated, and told from others."""
 import json
 import re
+import struct
 import subprocess
 import sys
 import unittest
@@ -70,8 +71,7 @@ class GgufModel(ProgramTest):
             self.assertEqual(about["quantization"], "Q8_0 (22 tensors), F32 (13)")
             report.unlink()
         for another in (other, retyped):
-            self.refuse("oscar-eval", [another, *evaluate], "of another model",
-                        "weights_fingerprint")
+            self.refuse("oscar-eval", [another, *evaluate], "of another model", "weight_samples")
 
     def test_the_folder_has_the_scaling_of_rope_that_the_programs_read(self):
         sys.path.insert(0, str(BIN.parent / "python"))
@@ -154,7 +154,7 @@ class GgufModel(ProgramTest):
             out = self.folder / f"of-{file.stem}"
             made = run_command(dequantize, file, out)
             self.assertEqual(made.returncode, 0, made.stderr)
-            self.assertRegex(made.stdout, f"^wrote {out}\n{re.escape(said)}")
+            self.assertRegex(made.stdout, f"^wrote {out}: [^\n]+\n{re.escape(said)}")
             self.assertEqual("left out" in made.stdout, bool(said))
 
     def test_servers_take_the_file_as_a_folder(self):
@@ -164,7 +164,14 @@ class GgufModel(ProgramTest):
         bundle = self.calibrate(model)
         command = [sys.executable, "-m", "oscar_int2", "dequantize", model, out]
         made = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
-        self.assertEqual((made.returncode, made.stdout), (0, f"wrote {out}\n"), made.stderr)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        header, = struct.unpack("<Q", (out / "model.safetensors").read_bytes()[:8])
+        stored = (out / "model.safetensors").stat().st_size - 8 - header
+        self.assertEqual(made.stdout, f"wrote {out}: 35 tensors in bf16, {stored / 1024:.3g} KiB "
+                                      f"(the file has {model.stat().st_size / 1024:.3g} KiB)\n")
+        planned = json.loads(self.run_ok("oscar-bundle", "plan", model, "--json", "-").stdout)
+        self.assertEqual(planned["weight_bytes"], stored)
+        self.assertIn("in BF16, as dequantize writes them; the file has ", planned["weight_source"])
         again = run_command(dequantize, model, out)
         self.assertIn(f"{out} is there already", again.stderr)
         broken, nothing = self.folder / "broken.gguf", self.folder / "nothing"
@@ -293,6 +300,12 @@ print(model.generation_config.do_sample, model.generate(torch.arange(2, 42)[None
         expected = [ids["Tw"] if c == "T" else ids[c.replace(" ", "Ġ")]
                     for c in text.read_text().replace("Tw", "T")]
         self.assertEqual(np.load(out).ravel().tolist()[:1024], expected[:1024])
+        chat = self.folder / "chat.jsonl"
+        chat.write_text(json.dumps({"messages": [{"role": "user", "content": text.read_text()}]}))
+        command = [model, chat, self.folder / "y.h5", "--sequence-length", "128", "--dry-run", "--quiet"]
+        self.refuse("oscar-calibrate", command, "no chat template", "beside the .gguf file")
+        (self.folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        self.run_ok("oscar-calibrate", *command)
 
     def test_files_cut_short_are_refused(self):
         model = self.write("one.gguf")

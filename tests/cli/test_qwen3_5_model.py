@@ -116,13 +116,13 @@ class Qwen35Model(ProgramTest):
     def test_plans_of_memory_count_the_rows_of_full_layers(self):
         bundle, _ = self.calibrate()
         for of in (self.model, bundle):
-            plan = json.loads(self.run_ok("oscar-bundle", "plan", of, "--context", "131072",
+            plan = json.loads(self.run_ok("oscar-bundle", "plan", of, "--context", "2048",
                                           "--json", "-").stdout)
-            row = next(r for r in plan["contexts"] if r["context"] == 131072)
+            row = next(r for r in plan["contexts"] if r["context"] == 2048)
             # In 4 layers bf16 [4 heads, 16, 16] and three columns of q, k and v; a bundle does not know them.
             states = 4 * 2 * (4 * 16 * 16 + 3 * (2 * 2 * 16 + 4 * 16)) if of is self.model else 0
             self.assertEqual(plan.get("state_bytes") or 0, states)
-            self.assertEqual(row["request_bytes"]["bf16"], 2 * 131072 * (2 * 2 * 32) * 2 + states)
+            self.assertEqual(row["request_bytes"]["bf16"], 2 * 2048 * (2 * 2 * 32) * 2 + states)
 
     def test_several_processes_write_the_same_bytes_with_and_without_a_search(self):
         for search in ("on", "off"):

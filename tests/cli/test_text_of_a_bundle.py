@@ -5,10 +5,11 @@ import unittest
 import h5py
 import numpy as np
 
+from support import checkpoints
 from support.programs import run
 from test_oscar_calibrate import SEARCH, CalibrateTest
 
-FIXED = ["--search", "off", "--sequence-length", 256]
+FIXED = ["--search", "off", "--sequence-length", 256, "--recent", 64]
 
 
 def digits(path, tokens, seed):
@@ -82,6 +83,20 @@ class EnoughText(TextOfABundle):
         self.assertEqual(summary["convergence"], record)
         self.assertNotIn("warning: not enough", result.stderr)
 
+    def test_text_without_a_2_bit_row_or_of_copies_is_not_judged_but_warned_of(self):
+        short = ["--sink", 192]  # and 64 recent ones: sequences of 256 tokens stay exact
+        copies = self.folder / "copies.txt"
+        copies.write_text("".join(checkpoints.sample_text(2)) * 40)
+        for corpus, options, problem, hint in (
+                (self.corpus, short, "no sequence is longer than the exact windows (192 + 64 tokens)",
+                 ": no row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer sequences"),
+                (copies, [], "% of the text repeats earlier text", ", in stretches of 64 tokens: ")):
+            summary, result = self.convergence(*FIXED, *options, "--statistics-only", corpus=corpus)
+            self.assertIn(problem, summary["convergence"]["problem"])
+            self.assertIn(problem + hint, summary["warnings"][0])
+            self.assertIn("warning: ", result.stderr)
+            self.assertIn("\ntext       not judged: ", result.stdout)
+
     def test_one_batch_is_not_judged_and_the_run_says_why(self):
         summary, result = self.convergence(*FIXED, "--max-tokens", 1024)
         self.assertEqual(summary["convergence"], {
@@ -111,10 +126,31 @@ class EnoughText(TextOfABundle):
         self.run_ok("oscar-bundle", "fit", self.out, "-o", again)
         with h5py.File(again) as file:
             self.assertEqual(json.loads(file.attrs["convergence"]), summary["convergence"])
-        self.run_ok("oscar-bundle", "merge", self.out, again, "-o", total, "--force")
+        self.run_ok("oscar-bundle", "merge", self.out, again, "-o", total, "--allow-repeats")
         with h5py.File(total) as file:
             self.assertNotIn("convergence", file.attrs)
             self.assertIn("ngram_hashes", file["corpus"])
+        fitted = self.folder / "fitted.h5"
+        self.run_ok("oscar-bundle", "fit", total, "-o", fitted)
+        for path in (total, fitted):
+            self.assertIn("\ntext        not judged: the file keeps no verdict on it\n",
+                          self.run_ok("oscar-bundle", "inspect", path).stdout)
+
+
+class NothingQuantized(TextOfABundle):
+    def test_a_model_whose_windows_all_stay_in_bf16_is_told_so(self):
+        self.model = checkpoints.write_checkpoint(self.folder / "local", {
+            "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0})
+        result = self.calibrate(self.corpus, self.out, "--sequence-length", 512, "--max-tokens", 1024)
+        words = "no layer of this model is in 2 bits: every window stays in BF16"
+        self.assertIn(f"warning: {words}, so the bundle changes nothing", result.stderr)
+        self.assertIn(words, self.run_ok("oscar-bundle", "inspect", self.out).stdout)
+        judged = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", self.out, "--corpus", self.corpus,
+                             "--sequence-length", 512, "--max-tokens", 1024, "--compare", "bundle", "--separators", "off")
+        self.assertIn("verdict    No layer of this model is in 2 bits", judged.stdout)
+        for said in (result.stdout, judged.stdout):
+            self.assertNotIn("runs as is", said)
+            self.assertNotIn("\nnext", said)
 
 
 class Coverage(TextOfABundle):

@@ -181,6 +181,8 @@ TEST(ConvergenceRecord, OfAnotherProgramIsReadAsFarAsItGoes) {
        {"null", "[]", "3", "{}", R"({"cost":"x","tokens":1})", R"({"tokens":1,"key":3,"value":[]})",
         R"({"enough":false})", R"({"key":{"cost":1},"value":{"cost":null},"tokens":2})"}) {
     EXPECT_TRUE(convergence_lines(Json::parse(text)).empty()) << text;
+    EXPECT_EQ(verdict_lines(Json::parse(text)).at(0),
+              "not judged: the file keeps no verdict on it");
   }
   for (const char* text : {R"({"problem":7})", R"({"tokens":1e300,"key":{"cost":1e300},)"
                                                R"("value":{"cost":-1},"enough":false})"}) {

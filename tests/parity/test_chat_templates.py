@@ -245,7 +245,9 @@ class Forms(unittest.TestCase):
                 ({"prompt": [ask]}, "'prompt' needs 'completion'"), ({"prompt": "q", "rejected": "r"}, "'prompt' needs 'completion'"),
                 ({"prompt": [ask], "chosen": [{"role": "user", "content": "another"}, say]}, "begins otherwise"),
                 ({"prompt": [ask], "completion": [ask]}, "holds no answer"), ({"chosen": [say]}, "no question"),
-                ({"title": "t", "chosen": "r"}, "no 'messages'"),
+                ({"title": "t", "chosen": "r"}, "'text' or 'content'; the row has 'title', 'chosen'"),
+                ({"input": "t", "target": "r"}, "no answer: none of 'output', 'response', 'completion', 'chosen', 'solution', 'answer'; "
+                                                "the row has 'input', 'target'"),
                 ({"instruction": "q", "output": "r", "question": "another"}, "'instruction' and 'question' say different things"),
                 ({"question": "q", "answer": "r", "response": "s"}, "say different things"),
                 ({"prompt": "another", "instruction": "q", "output": "r"}, "say different things"),
@@ -313,10 +315,14 @@ class Forms(unittest.TestCase):
         return json.loads(result.stdout.splitlines()[-1])
 
     def test_files_that_cannot_be_read_are_named(self):
+        import gzip
         utf16 = '{"text": "a"}'.encode("utf-16")
         for name, content, word in (("a.jsonl", utf16, "the text is UTF-16, expected UTF-8; write it anew: iconv -f UTF-16 -t UTF-8 a.jsonl"),
                                     ("a.txt", utf16, "> a-utf8.txt"), ("a.json", utf16[2:], "the text is UTF-16LE"),
-                                    ("a.json", b"[1, ", "no valid JSON"), ("a.json", b"5", "neither a list"),
+                                    ("a.json", b"[1, ", "no valid JSON"), ("a.json", b'[{"text": "\xe9"}]', "iconv -f LATIN1 -t UTF-8 a.json > a-utf8.json"),
+                                    ("b.txt", b"\xe9", "iconv -f LATIN1"), ("a.jsonl", b"\x1f\x8b\x08", "mv a.jsonl a.jsonl.gz"),
+                                    ("a.jsonl", b'[{"messages": []},\n{}]\n', "mv a.jsonl a.json"),
+                                    ("a.jsonl.gz", gzip.compress(b' [{"text": "a"}]'), "mv a.jsonl.gz a.json.gz"), ("a.json", b"5", "neither a list"),
                                     ("a.jsonl.gz", b"no gzip", "not a sound .gz file"), ("a.csv", b"", "expected .jsonl")):
             self.assertIn(word, self.fatal(name, content)["fatal"])
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import oscar_int2
 from oscar_int2.calibration import calibrate, evaluate
+from oscar_int2.calibration.cautions import little_text, stored_convergence
 from oscar_int2.calibration.evaluation import Int2Rows, _over
 from oscar_int2.calibration.layers import run_layers
 from oscar_int2.calibration.model import observed
@@ -302,6 +303,32 @@ class OtherModels(InAFolder):
         self.refused("keys of layer 1 turn by other RoPE here", "llama4", no_rope_layers=[1] * 4,
                      layer_types=["chunked_attention", "full_attention"] * 2)
 
+    def test_a_model_that_turns_otherwise_than_its_config_says_is_not_calibrated(self):
+        """As transformers 5.17 does, which does not read rotary_dim of published MiniMax-M2."""
+        model, out = tiny_model("minimax_m2"), self.folder / "turned.h5"
+        model.config.rope_parameters["partial_rotary_factor"] = 0.75
+        with self.assertRaisesRegex(UnsupportedError, f"transformers {transformers.__version__} runs this model with other RoPE.*"
+                                                      "partial_rotary_factor is 0.5 here and 0.75 in the config"):
+            calibrate(model, random_ids(4, 120, 3).tolist(), out, format=SHORT, search="off")
+        del model.config.rope_parameters["partial_rotary_factor"]
+        model.config.rotary_dim = 8
+        if hasattr(model.config, "partial_rotary_factor"):
+            del model.config.partial_rotary_factor
+        calibrate(model, random_ids(2, 60, 3).tolist(), out, format=SHORT, statistics_only=True)
+        model.config.rotary_dim = 16
+        with self.assertRaisesRegex(UnsupportedError, "is 0.5 here and 1.0 in the config"):
+            calibrate(model, random_ids(2, 60, 3).tolist(), out, format=SHORT, statistics_only=True, force=True)
+
+    def test_sequences_that_longrope_turns_by_two_kinds_of_frequencies_are_refused(self):
+        """Of a model with original_max_position_embeddings 128."""
+        mixed = [row.tolist() for row in (random_ids(1, 128, 3)[0], random_ids(1, 129, 4)[0])]
+        said = r"LongRoPE turns sequences of more than 128 tokens.*found 128 to 129 tokens; cut them with sequence_length=128"
+        for run in (lambda: evaluate(tiny_model("phi3 longrope"), self.bundle("phi3 longrope"), mixed),
+                    lambda: calibrate(tiny_model("phi3 longrope"), mixed, self.folder / "mixed.h5", format=SHORT)):
+            with self.assertRaisesRegex(ValueError, said):
+                run()
+        calibrate(tiny_model("phi3 longrope"), mixed, self.folder / "cut.h5", format=SHORT, statistics_only=True, sequence_length=128)
+
     def test_every_kind_of_model_is_the_one_of_its_own_bundle(self):
         for name in ("phi3 longrope", "cohere2", "exaone4", "llama4", "gpt2", "gpt_neox", "step3p7 whole", "gemma3 whole",
                      "gpt_oss", "smollm3", "qwen3_5", "mistral"):
@@ -391,7 +418,29 @@ class Callers(InAFolder):
         model = tiny_model("llama")
         with self.assertRaisesRegex(ValueError, "no sequence is longer than 17 tokens"):
             evaluate(model, self.bundle, random_ids(3, 17, 5).tolist(), first_position=3)
-        self.assertGreater(evaluate(model, self.bundle, random_ids(3, 18, 5).tolist(), first_position=17)["kl"], 0)
+        ids = random_ids(100, 18, 5).tolist()
+        found = evaluate(model, self.bundle, ids, first_position=17)
+        self.assertGreater(found["kl"], 0)
+        self.assertEqual([one["kind"] for one in found["cautions"]], ["little-text"])
+        with self.assertRaisesRegex(ValueError, "too few tokens for perplexity from position 17 on: expected at least 100 .*found 99"):
+            evaluate(model, self.bundle, ids[1:], first_position=17)
+
+    def test_tokens_that_read_no_2_bit_row_are_cautioned_of(self):
+        for first, said in ((16, []), (15, ["the figures are not those of llama.h5 as it is served: the evaluation counts tokens that "
+                                            "read no INT2 row: first_position 15, not 16 or later"])):
+            found = evaluate(tiny_model("llama"), self.bundle, self.ids, first_position=first)["cautions"]
+            self.assertEqual([one["sentence"] for one in found if one["kind"] == "other-cache"], said)
+
+    def test_a_bundles_verdict_on_its_text_is_the_evaluations(self):
+        verdict = {"enough": False, "fall_per_doubling": 0.034, "tokens_needed": 5000, "layers": [1]}
+        path = self.folder / "judged.h5"
+        for record, said in ((verdict, "is not enough: predicted loss still falls by 3.4% per doubling; use about 5000 tokens"),
+                             ({"problem": "too short"}, "could not be judged: too short"), ({"enough": True}, None)):
+            with h5py.File(path, "w") as file:
+                file.attrs["convergence"] = np.bytes_(json.dumps(record).encode())
+            found = stored_convergence(path)
+            self.assertNotIn("layers", found)
+            self.assertEqual(little_text(found, "judged.h5"), said and f"the calibration text of judged.h5 {said}")
 
     def test_positions_beyond_the_bundles_are_warned_of(self):
         out, bundle = self.folder / "span.h5", oscar_int2.load(self.bundle)
@@ -449,8 +498,9 @@ class CommandLine(InAFolder):
     def test_a_saved_model_is_calibrated_and_evaluated(self):
         folder, out, report = (self.folder / name for name in ("cohere2", "cohere2.h5", "report.json"))
         tiny_model("cohere2").save_pretrained(folder)
-        made = subprocess.run([sys.executable, "-m", "oscar_int2", "calibrate", folder, self.ids, out, "--device", "cpu", "--",
-                               "--method", "oscar"], capture_output=True, text=True, check=False,
+        out.write_text("")  # which --force replaces
+        made = subprocess.run([sys.executable, "-m", "oscar_int2", "calibrate", folder, self.ids, out, "--device", "cpu", "--force",
+                               "--", "--method", "oscar"], capture_output=True, text=True, check=False,
                               env=os.environ | {"PYTHONPATH": str(BIN.parent / "python")})
         self.assertEqual(made.returncode, 0, made.stderr)
         self.assertEqual([layer.attention for layer in oscar_int2.load(out).layers.values()], ["local", "full"] * 2)
@@ -461,6 +511,7 @@ class CommandLine(InAFolder):
         self.assertEqual((found["tokens"], found["first_position"]), (2 * (500 - 321), 321))
         self.assertGreater(found["kl"], 0)
         self.assertIn(f"{found['perplexity']:.4f} over exact rows", shown)
+        self.assertIn("CAUTION: the evaluation counts 358 tokens in 2 pieces of at most 512 tokens (2 sequences), too few", shown)
         self.assertIn(f"run by      transformers {transformers.__version__}, float32\n", program("oscar-bundle", "inspect", out))
 
     def test_what_cannot_be_done_is_said_in_a_line(self):
@@ -468,7 +519,7 @@ class CommandLine(InAFolder):
         tiny_model("llama").save_pretrained(folder)
         (self.folder / "there.h5").write_text("")
         for words, said in (((folder, "none.npy", "a.h5"), "none.npy: no such file"),
-                            ((folder, self.ids, self.folder / "there.h5"), "exists already"),
+                            ((folder, self.ids, self.folder / "there.h5"), "exists already; choose another name, or replace it with --force"),
                             ((folder, self.ids, "a.h5", "--dtype", "int8"), "--dtype is 'int8'"),
                             ((folder, self.ids, "a.h5", "--max-tokens", "1"), "--max-tokens is 1")):
             with self.subTest(said):

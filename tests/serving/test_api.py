@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from serving_case import BUNDLE, MODEL, SOURCE
+from serving_case import BUNDLE, MODEL, SOURCE, tiny_model
 import oscar_int2
 import oscar_int2.transformers
 from oscar_int2 import programs
@@ -126,6 +126,7 @@ class Api(unittest.TestCase):
         numbers = np.random.default_rng(5)
         keys, values = (np.linalg.qr(numbers.standard_normal((8, 2, 128, 128)))[0] for _ in range(2))
         made = oscar_int2.import_rotation(keys, torch.from_numpy(values), "tiny-gqa", self.place / "own.h5", force=True)
+        self.assertEqual(oscar_int2.api._matrices("keys", torch.eye(8, dtype=torch.bfloat16)[None]).dtype, np.float64)
         np.testing.assert_allclose(made.layers[5].key.forward, keys[5], atol=1e-6)
         np.testing.assert_allclose(made.layers[5].value.forward, values[5], atol=1e-6)
 
@@ -167,6 +168,9 @@ class Api(unittest.TestCase):
                 oscar_int2.import_rotation(keys, good, "tiny-gqa", self.place / "bad.h5")
             with self.assertRaisesRegex(ValueError, text.replace("keys", "values").replace(", head 1,", "").replace(", head 0,", "")):
                 oscar_int2.import_rotation(good, keys[:, place[1] if len(place) > 1 else 0], "tiny-gqa", self.place / "bad.h5")
+        for turned in (good * (1 + 0j), torch.from_numpy(good.copy()) * (1 + 0j)):
+            with self.assertRaisesRegex(ValueError, r"^values holds complex numbers \(complex128\), expected real ones"):
+                oscar_int2.import_rotation(good, turned, "tiny-gqa", self.place / "bad.h5")
         with self.assertRaisesRegex(ValueError, r"^keys is \[128, 128\], expected \[layers, heads, d, d\]"):
             oscar_int2.import_rotation(np.eye(128), good, "tiny-gqa", self.place / "bad.h5")
         with self.assertRaisesRegex(oscar_int2.OscarError, "keys and values") as failed:
@@ -201,6 +205,8 @@ class Api(unittest.TestCase):
             oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=file, **SHORT)
         again = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=str(file), resume=True, **SHORT)  # it is finished
         self.assertEqual(again.report, found.report)
+        as_served = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, engine="reference", **SHORT | {"max_tokens": 500})
+        self.assertEqual(as_served.report["engine"], "reference")
         for options, text in (({"json": "-"}, "the figures are what is returned"), ({"resume": True}, "give json=")):
             with self.assertRaisesRegex(ValueError, text):
                 oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, **SHORT, **options)
@@ -246,12 +252,37 @@ class Api(unittest.TestCase):
                              ([1, 2], "ids"), ([[1], [2, 3]], "ids"), (np.zeros((2, 3), int), "ids"), (torch.zeros(3), "ids")):
             self.assertEqual(kind_of(corpus), kind, corpus)
         for corpus, error, text in (([], ValueError, "empty"), ([HELDOUT, "a text"], ValueError, "files .*and texts"), (5, TypeError, "is a int"),
+                                    ("Once, there was: a text.", ValueError, r"corpus is a text \('Once, .*go in as a list: \[text\]"),
                                     ([[1.5]], ValueError, "expected token ids.*float64"), ([["a"]], ValueError, "expected token ids")):
             with self.assertRaisesRegex(error, text):
                 oscar_int2.calibrate("tiny-gqa", corpus, self.place / "c.h5")
+        with self.assertRaisesRegex(ValueError, "go in as a list"):
+            oscar_int2.calibrate(MODEL, "Once, there was: a text.", self.place / "c.h5", engine="transformers")
         with self.assertRaisesRegex(oscar_int2.OscarError, "token id is outside.*\\n  where:    corpus, position 1") as failed:
             oscar_int2.calibrate("tiny-gqa", [1, 10 ** 6], self.place / "c.h5", device="cpu")
         self.assertNotIn("token_ids.npy", str(failed.exception))
+
+    def test_tables_of_rows_are_corpora(self):
+        """As pandas and datasets have them, which are not imported."""
+        from oscar_int2 import corpora
+
+        class Frame:
+            columns = "text", "score"
+
+            def iterrows(self):
+                raise AssertionError("row by row")
+
+            def to_dict(self, orient="dict"):
+                return {"records": [{"text": "a", "score": float("nan")}, {"messages": np.array([{"role": "user"}])}]}[orient]
+
+        class Dataset(list):
+            def to_dict(self):
+                raise AssertionError("columns")
+
+        for table in (Frame(), Dataset(Frame().to_dict("records"))):
+            with corpora.as_files(table) as path:
+                self.assertEqual([json.loads(line) for line in path.read_text().splitlines()],
+                                 [{"text": "a"}, {"messages": [{"role": "user"}]}])
 
     def one(self, **where):
         found = [row for row in self.evaluated.rows() if where.items() <= row.items()]
@@ -277,6 +308,8 @@ class Api(unittest.TestCase):
 
     def test_needles_have_rows_by_kind_length_and_depth(self):
         zoo = json.loads((SOURCE / "rotation_zoo" / "smollm2-135m-instruct" / "evaluation.json").read_text())
+        self.assertEqual({(row["metric"], row["against"]) for row in oscar_int2.Evaluation(zoo).rows() if row["against"]},
+                         {("kl_difference", "bundle")})
         rows = [row for row in oscar_int2.Evaluation(zoo).rows() if row["method"] == "bundle" and row["metric"] == "needles"]
         needles = zoo["methods"]["bundle"]["niah"]
         self.assertEqual([row["mean"] for row in rows if row["kind"] is None and row["length"] is None], [needles["rate"]])
@@ -519,25 +552,42 @@ class InTransformers(unittest.TestCase):
         self.assertEqual(json.loads((self.place / "t.json").read_text()), found.report)
         with self.assertRaisesRegex(oscar_int2.OscarError, "t.json exists already.*force=True"):
             oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, json=self.place / "t.json", **short)
+        # 319 tokens behind position 320, of a bundle that does not say whether its text was enough.
+        self.assertRegex(repr(found), "caution: few-tokens; caution: little-text>$")
+        self.assertRegex(str(found), r"\nCAUTION: the evaluation counts 319 tokens in 1 piece of at most 512 tokens \(1 sequence\), too "
+                                     r"few for 95% intervals; use 8 sequences or 4,096 tokens and more\nCAUTION: the calibration text "
+                                     "of t.h5 could not be judged: the file keeps no verdict on it$")
+        with self.assertRaisesRegex(oscar_int2.OscarError, "gives figures alone; evaluate with engine=\"oscar\""):
+            found.save_html(self.place / "t.html")
 
     def test_the_command_prints_standard_errors_or_why_there_are_none(self):
         from oscar_int2.commands import evaluate
 
         figures = {"perplexity": 8.0, "int2_perplexity": 8.5, "kl": .01, "top1": .9, "tokens": 5000, "first_position": 320,
-                   "overlap": {"known": True}}
+                   "overlap": {"known": True}, "cautions": [{"kind": "few-tokens", "sentence": "too few"}]}
         for errors, said in ((0.25, ("8.0000 ±0.2500 over exact", "0.01000 ±0.25000 nats", "from position 320 on; ± standard error")),
                              (None, ("8.0000 over exact", "no standard errors: these take 4096 tokens or more"))):
             printed = io.StringIO()
             with mock.patch("oscar_int2.calibration.evaluate", return_value=figures | {
                     f"{name}_se": errors for name in ("perplexity", "int2_perplexity", "kl")}), contextlib.redirect_stdout(printed):
                 evaluate.main([str(MODEL), str(BUNDLE), str(HELDOUT)])
-            for words in said:
+            for words in (*said, "CAUTION: too few\n"):
                 self.assertIn(words, printed.getvalue())
 
     def test_statistics_alone_are_a_path_that_fit_takes(self):
         sums = oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "sums.h5", engine="transformers", statistics_only=True,
                                     max_tokens=1024, sequence_length=512, device="cpu", progress=False)
         self.assertEqual(sums, self.place / "sums.h5")
+        again = {"engine": "transformers", "statistics_only": True, "max_tokens": 640, "sequence_length": 320, "device": "cpu",
+                 "progress": False}
+        with self.assertRaisesRegex(FileExistsError, "sums.h5 exists already; .*force=True"):
+            oscar_int2.calibrate(MODEL, CALIBRATION, sums, **again)
+        with self.assertLogs("oscar_int2", "WARNING") as log:
+            oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "short.h5", **again)
+            oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "short.h5", force=True, **again | {"max_tokens": 322})
+        said = ("no sequence is longer than the exact windows (64 + 256 tokens): no row is in 2 bits, so rows are weighted evenly "
+                "and keys have no centers; use longer sequences")
+        self.assertEqual([record.getMessage() for record in log.records], [said] * 2)
         self.assertEqual(list(oscar_int2.fit(sums, self.place / "fitted.h5").layers), list(range(8)))
 
     def test_what_that_engine_does_not_take_is_said(self):
@@ -545,7 +595,17 @@ class InTransformers(unittest.TestCase):
                 ("without weights", lambda: oscar_int2.calibrate(MODEL, {CALIBRATION: 2}, self.place / "w.h5", engine="transformers")),
                 ("compares one bundle", lambda: oscar_int2.evaluate(MODEL, corpus=HELDOUT, engine="transformers")),
                 ("compares one bundle", lambda: oscar_int2.evaluate(MODEL, {"a": "a.h5"}, corpus=HELDOUT, engine="transformers")),
-                ("expected \"oscar\" or", lambda: oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="torch"))):
+                ("expected \"oscar\" or", lambda: oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="torch")),
+                ('^seed is an option of engine="oscar", the program oscar-calibrate, and not of engine="transformers"', lambda:
+                 oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="transformers", seed=1)),
+                ('^compare is an option of engine="oscar", the program oscar-eval.* takes batch_tokens, device, ', lambda:
+                 oscar_int2.evaluate(MODEL, BUNDLE, corpus=HELDOUT, engine="transformers", compare=["bf16"])),
+                ('^unknown option devise; engine="transformers" takes', lambda:
+                 oscar_int2.evaluate(MODEL, BUNDLE, corpus=HELDOUT, engine="transformers", devise="cpu")),
+                ('expected "oscar" or "transformers", or "simulate", or "reference"', lambda:
+                 oscar_int2.evaluate(MODEL, BUNDLE, corpus=HELDOUT, engine="torch")),
+                ('give its folder for engine="reference"', lambda:
+                 oscar_int2.evaluate(tiny_model(), BUNDLE, corpus=HELDOUT, engine="reference"))):
             with self.subTest(text), self.assertRaisesRegex(ValueError, text):
                 call()
         with mock.patch.object(transformers, "__version__", "5.24.0"):

@@ -71,7 +71,7 @@ class LmEval(unittest.TestCase):
             text = TASK.format(name=name, kind=kind, folder=cls.folder, documents="short" if name == "short" else "long")
             (cls.folder / f"{name}.yaml").write_text(text + rest)
         cls.write_documents("long", cls.ids, PROMPT)
-        # demote_block as of oscar-eval, which is the bundle's.
+        # Of answers; likelihoods take the bundle's by themselves.
         cls.block = oscar_int2.load(BUNDLE).quantizer.demote_block
         # One process for both tasks: lm-eval takes seconds to begin.
         cls.out = cls.folder / "out"
@@ -107,7 +107,7 @@ class LmEval(unittest.TestCase):
         theirs, exact = (np.array(methods[name]["units"]["nll"]) for name in ("bundle", "bf16"))
         ours = np.array([-float(sample["resps"][0][0][0]) for sample in self.samples("likelihood")]) / (TOKENS - PROMPT)
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-        apply(model, BUNDLE, demote_block=self.block, prompts="int2")
+        apply(model, BUNDLE, prompts="int2")
         ids = torch.tensor(self.ids)
         with torch.no_grad():
             log_p = model(ids[:, :-1], use_cache=False).logits[:, PROMPT - 1:].log_softmax(-1)  # of lm-eval's shape

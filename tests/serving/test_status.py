@@ -30,11 +30,18 @@ class OfAModel(unittest.TestCase):
             model.generate(prompt, max_new_tokens=3)  # whose memory is kept, but not its logits
             found = oscar_int2.status(model)
             self.assertEqual((found.tokens_int2, found.tokens_exact), (2 * 24, 2 * 18))
-            self.assertRegex(str(found), "2 bits by random.h5.*48 tokens held in 2 bits, 36 exactly; 0 requests.*not run")
+            self.assertRegex(str(found), "2 bits by random.h5.*weights: not compared.*demote_block=8; 48 tokens held in 2 bits, "
+                                         "36 exactly; last run: 48 in 2 bits, 36 exactly; 0 requests.*not run")
+            model(prompt[:, :33], use_cache=False)  # which holds nothing when it has read them
+            found = oscar_int2.status(model)
+            self.assertEqual((found.tokens_int2, found.last_int2, found.last_exact), (2 * 24, 2 * 16, 2 * 17))
             model.model.layers[1].self_attn.v_proj.bias[0] += 1e6
             with self.assertRaises(oscar_int2.CacheRowError):
                 model.generate(prompt, max_new_tokens=3)
             self.assertEqual(oscar_int2.status(model).refused, 2)
+        for prompts, block in (("int2", 4), ("exact", 16)):  # measured as oscar-eval does, or as servers run it
+            apply(model, small.random_bundle("Qwen2", demote_block=4), prompts=prompts)
+            self.assertEqual(oscar_int2.status(model).demote_block, block)
         remove(model)
         self.assertEqual(oscar_int2.status(model).cache, "BF16")
 
@@ -55,7 +62,12 @@ class OfAGenerator(unittest.TestCase):
         self.assertEqual((found.bundle, found.bits, found.tokens_int2, found.tokens_exact),
                          ("random.h5", 2, 30 + 16 - 16, 16))
         generator.run()
-        self.assertEqual(oscar_int2.status(generator).tokens_int2, 0)
+        found = oscar_int2.status(generator)
+        self.assertEqual((found.tokens_int2, found.last_int2, found.last_exact), (0, 30 + 39 - 16, 16))
+        generator.generate(small.prompts(60, 50), 2)
+        found = oscar_int2.status(generator)
+        self.assertEqual((found.last_int2, found.last_exact, found.demote_block), (61 + 51 - 2 * 16, 2 * 16, 1))
+        self.assertRegex(str(found), "0 tokens held in 2 bits, 0 exactly; last run: 80 in 2 bits, 32 exactly")
         generator.submit(small.prompts(30)[0], 40)
         generator.run(looks=1)
         generator.cache.status[0] = 2  # what a refused row leaves
@@ -65,6 +77,7 @@ class OfAGenerator(unittest.TestCase):
     def test_the_hash_is_the_bundles(self):
         generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=64)
         self.assertEqual(oscar_int2.status(generator).content_sha256, oscar_int2.load(BUNDLE).content_sha256)
+        self.assertEqual(oscar_int2.status(generator).weights, "same files")
         self.assertRegex(str(oscar_int2.status(generator)), "tiny-gqa.h5 .of 'tiny-gqa', content_sha256 [0-9a-f]{12}")
 
 

@@ -75,7 +75,7 @@ class AsSteps(unittest.TestCase):
         model, prompt = small.random_model(), torch.tensor(small.prompts(50))
         first, held = [], []
         for prompts in ("exact", "int2"):
-            with applied(model, small.random_bundle(), prompts=prompts), torch.no_grad():
+            with applied(model, small.random_bundle(), prompts=prompts, demote_block=16), torch.no_grad():
                 cache = OscarCache(model, 1, 60)
                 output = model.generate(prompt, past_key_values=cache, max_new_tokens=2, do_sample=False,
                                         output_logits=True, return_dict_in_generate=True)
@@ -113,6 +113,19 @@ class AsSteps(unittest.TestCase):
         self.assertEqual(len(logged.output), 1)
         self.assertRegex(logged.output[0], "17 tokens.*BF16 baseline's.*prompts='int2'")
 
+    def test_a_pass_without_2_bit_rows_says_so_once(self):
+        model = small.random_model()
+        short, long = (torch.tensor(small.prompts(n)) for n in (16, 17))
+        with applied(model, small.random_bundle()), torch.no_grad():
+            with self.assertNoLogs("oscar_int2"):
+                model(long)
+                model.generate(short, max_new_tokens=2)
+            with self.assertLogs("oscar_int2") as logged:
+                model(short)
+                model(short)
+        self.assertEqual(len(logged.output), 1)
+        self.assertRegex(logged.output[0], "a pass of 16 tokens reads no row in 2 bits: .* at 17 tokens.*longer texts")
+
 
 class BesideOscarEval(unittest.TestCase):
     def test_likelihoods_are_those_of_its_decode_mode(self):
@@ -132,7 +145,7 @@ class BesideOscarEval(unittest.TestCase):
             model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval()
             with torch.no_grad(), self.subTest(dtype):
                 exact, nll = scores(model, ids, first)
-                with applied(model, BUNDLE, demote_block=oscar_int2.load(BUNDLE).quantizer.demote_block):
+                with applied(model, BUNDLE):
                     ours, ours_nll = scores(model, ids, first)
                 apart = ours_nll.mean(1).numpy() - methods["bundle"]["units"]["nll"]
                 self.assertLess(abs(apart.mean()), all_rows)

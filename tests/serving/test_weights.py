@@ -215,6 +215,19 @@ class Samples(WeightsTest):
                 with self.assertRaisesRegex(BundleMismatchError, f"kind {shown}"):
                     apply(model, self.bundle)
 
+    def test_an_adapter_in_the_models_folder_is_named(self):
+        """transformers loads it with the model."""
+        beside = self.ours / "adapter_config.json"
+        model = copy.deepcopy(self.models[self.ours])
+        model.model.layers[2].self_attn.v_proj.weight.data *= 1.01
+        beside.write_text("{}")
+        self.addCleanup(beside.unlink)
+        said = f"{beside} may be why: transformers loads that adapter with the model"
+        self.refused(model, said)
+        with self.assertLogs("oscar_int2", "WARNING") as log:
+            calibrate(model, [list(range(200)) * 2], self.folder / "adapted.h5", statistics_only=True, device="cpu")
+        self.assertIn(said, log.output[0])
+
     def test_a_few_entries_that_differ_are_found(self):
         """One head's part of one matrix, of the last layer."""
         for name, rows, columns in (("q", slice(64, 128), slice(None)), ("k", slice(32, 64), slice(None)),

@@ -180,6 +180,9 @@ TEST(Corpus, RowsWithoutADocumentAreLeftOutAndCountedOrEndAStrictRun) {
                            "line 4: no 'messages'", "line 5: 'prompt' needs 'completion'"}) {
     EXPECT_TRUE(contains(notes[0], word)) << notes[0];
   }
+  const auto latin_1 =
+      s.load(s.folder.write("b.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xe9\"}\n"));
+  EXPECT_TRUE(contains(corpus_notes(latin_1.record)[0], "b.jsonl > ")) << "the command";
   s.options.strict = true;
   EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "line 2"));
 }
@@ -219,7 +222,7 @@ TEST(Corpus, NullColumnsAndAByteOrderMarkChangeNothing) {
       error_of([&] { s.load(s.folder.write("d.txt", std::string("\xff\xfex\0", 4))); }), "UTF-16"));
   EXPECT_TRUE(
       contains(error_of([&] { s.load(s.folder.write("e.jsonl", std::string("{\0\"\0t\0", 6))); }),
-               "iconv -f UTF-16LE -t UTF-8 FILE.jsonl > FILE-utf8.jsonl"));
+               "e.jsonl > " + (s.folder / "e-utf8.jsonl").string()));
 }
 
 TEST(Corpus, DocumentOrderFollowsTheSeedAlone) {
@@ -362,6 +365,7 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
     return error(s.folder.write(name, content));
   };
   EXPECT_TRUE(contains(text("a.txt", "ab\xff"), "a.txt, byte 2"));
+  EXPECT_TRUE(contains(text("a.txt", "ab\xff"), "iconv -f LATIN1 -t UTF-8 "));
   s.options.strict = true;
   const std::string utf8 = text("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xc3(\"}");
   EXPECT_TRUE(contains(utf8, "a.jsonl, line 2"));
@@ -369,7 +373,8 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
   EXPECT_TRUE(contains(text("b.jsonl", "{\"text\": \"x\"}\n\n{\"text\": "), "b.jsonl, line 3"));
   EXPECT_TRUE(contains(text("c.jsonl", "[1]"), "c.jsonl, line 1"));
   s.options.strict = false;
-  EXPECT_TRUE(contains(text("d.jsonl", "{\"body\": \"x\"}"), "'prompt' with 'completion'"));
+  EXPECT_TRUE(contains(text("d.jsonl", "{\"title\": 1, \"body\": \"x\"}"),
+                       "'text' or 'content'; the row has 'title', 'body'"));
   EXPECT_TRUE(contains(text("e.jsonl", "{\"text\": 3}"), "line 1: 'text' is not text"));
   EXPECT_TRUE(
       contains(text("f.jsonl", "{\"prompt\": \"x\"}"), "'prompt' needs 'completion' beside it"));
@@ -377,6 +382,18 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
   EXPECT_TRUE(contains(text("empty.jsonl", "\n\n"), "corpus is empty"));
   EXPECT_TRUE(contains(text("a.parquet", "x"), ".parquet"));
   EXPECT_TRUE(contains(text("noextension", "x"), "no extension"));
+  const std::string in = (s.folder / "").string();
+  EXPECT_TRUE(contains(text("n.md", "x"), "cp " + in + "n.md " + in + "n.txt"));
+  EXPECT_TRUE(contains(text("t.csv", "text\nx\n"), "< " + in + "t.csv > " + in + "t.jsonl"));
+  EXPECT_TRUE(
+      contains(text("g.jsonl", "\x1f\x8b\x08"), "mv " + in + "g.jsonl " + in + "g.jsonl.gz"));
+  EXPECT_TRUE(contains(text("u.json", "[{\"text\": \"\xe9\"}]"), "> " + in + "u-utf8.json"));
+  EXPECT_TRUE(contains(text("p.txt", "PK\x03\x04"), "unzip " + in + "p.txt"));
+  EXPECT_TRUE(contains(text("l.jsonl", "[\n {\"text\": \"x\"}\n]\n"), "a list, not lines"));
+  EXPECT_TRUE(
+      contains(text("l.jsonl", "[{\"text\": 1}]"), "mv " + in + "l.jsonl " + in + "l.json"));
+  EXPECT_TRUE(contains(text("i.jsonl", "{\"input_ids\": [1], \"n\": 2, \"x\": null}"),
+                       "the row has 'input_ids', 'n' (token ids are read from .npy and .h5)"));
   EXPECT_TRUE(contains(error((s.folder / "absent.npy").string()), "does not exist"));
   EXPECT_TRUE(contains(error(s.ids("big.npy", {3}, {0, 1, 260})), "big.npy, position 2"));
   EXPECT_TRUE(contains(error(s.ids("neg.npy", {2, 2}, {0, 1, -1, 3})), "row 1, column 0"));

@@ -209,9 +209,11 @@ CachedModel from_folder(const fs::path& folder) {
 CachedModel from_gguf(const fs::path& path) {
   CachedModel m;
   m.name = fs::weakly_canonical(path).stem().string();
-  read_layers(read_model_config(path), m);
-  m.weight_bytes = static_cast<int64_t>(fs::file_size(path));
-  m.weight_source = "as the file stores them";
+  const ModelConfig config = read_model_config(path);
+  read_layers(config, m);
+  m.weight_bytes = counted_bytes(config, std::nullopt).bytes;
+  m.weight_source = fmt::format("in BF16, as dequantize writes them; the file has {:.3g}",
+                                static_cast<double>(fs::file_size(path)) / (int64_t{1} << 30));
   return m;
 }
 

@@ -132,6 +132,22 @@ void add_held_back(Json& total, Json part) {
   }
 }
 
+[[noreturn]] void refuse_repeat(const std::string& where, const std::string& found) {
+  throw Error({.what = "the same corpus would be counted twice",
+               .where = where,
+               .found = found,
+               .hint = "leave one file out, or pass --allow-repeats to count it twice"});
+}
+
+// Sums of two texts are never equal to the bit.
+bool have_equal_sums(const Bundle& a, const Bundle& b) {
+  return std::ranges::equal(
+      a.statistics, b.statistics, [](const LayerStatistics& x, const LayerStatistics& y) {
+        return x.count_kv == y.count_kv && x.k_moment.data == y.k_moment.data &&
+               x.v_moment.data == y.v_moment.data;
+      });
+}
+
 // Remembers who brought a corpus and refuses to see it again.
 class CorpusLedger {
  public:
@@ -146,10 +162,7 @@ class CorpusLedger {
     for (const auto& [hash, what] : mine) {
       const auto [place, is_new] = seen_.emplace(hash, file);
       if (is_new || allow_repeats_) continue;
-      throw Error({.what = "the same corpus would be counted twice",
-                   .where = file + ": " + what,
-                   .found = "also in " + place->second + ", sha256 " + hash,
-                   .hint = "leave one file out, or pass --force to count it twice"});
+      refuse_repeat(file + ": " + what, "also in " + place->second + ", sha256 " + hash);
     }
   }
 
@@ -181,6 +194,17 @@ void require_statistics(const Bundle& bundle, const std::string& name) {
   throw Error({.what = "file holds no statistics",
                .where = name,
                .hint = "it was written with --no-statistics or stripped"});
+}
+
+bool has_quantized_layer(const Bundle& bundle) {
+  return std::ranges::any_of(bundle.layers,
+                             [](const LayerTransforms& layer) { return layer.geometry.quantized; });
+}
+
+bool names_its_text(const Bundle& bundle) {
+  return !bundle.corpus.tokens_sha256.empty() ||
+         std::ranges::any_of(bundle.corpus.sources,
+                             [](const CorpusSource& source) { return !source.sha256.empty(); });
 }
 
 bool have_comparable_weights(const Bundle& bundle, const Bundle& other) {
@@ -265,6 +289,10 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
     require_same_model(inputs[0], inputs[i], names[0], names[i]);
     for (size_t j = 0; j < i; ++j) require_same_windows(inputs[j], inputs[i], names[j], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
+    for (size_t j = 0; j < i && !allow_repeats; ++j) {
+      if (!have_equal_sums(inputs[j], inputs[i])) continue;
+      refuse_repeat(names[i] + ": statistics", "the same sums as in " + names[j]);
+    }
     hashes += inputs[i].corpus.tokens_sha256 + "\n";
     if (inputs[i].position_span != common_span) common_span = 0;
     add_held_back(held_back, held_back_part(inputs[i]));
@@ -624,17 +652,26 @@ void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
                 std::to_string(theirs.sliding_window), where, hint);
 }
 
-// By the fingerprint of the files, and by samples of the weights that ran, which need not have been
-// those of the files. Returns a warning where a bundle names no files.
+bool has_same_files(const BundleModel& model, const WeightSource& weights) {
+  return weights.fingerprint(false) == model.weights_fingerprint ||
+         weights.fingerprint(true) == model.weights_fingerprint;
+}
+
+bool have_common_layer(const std::vector<WeightSamples>& a, const std::vector<WeightSamples>& b) {
+  for (size_t layer = 0; layer < std::min(a.size(), b.size()); ++layer) {
+    if (!a[layer].empty() && !b[layer].empty()) return true;
+  }
+  return false;
+}
+
+// By samples of the weights that ran, which need not have been those of the files, and where one of
+// the two has none, by the fingerprint of the files. Returns a warning where the samples agree and
+// the files are others, or are not named.
 std::string check_weights(const Bundle& bundle, const Checkpoint& checkpoint,
                           const std::string& where, const std::string& calibrate) {
   const BundleModel& model = bundle.model;
   const std::string hint = "a fine-tune needs a calibration of its own: " + calibrate;
   const bool named = !model.weights_fingerprint.empty();
-  if (named && checkpoint.weights->fingerprint(false) != model.weights_fingerprint) {
-    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
-                  model.weights_fingerprint, where, hint);
-  }
   std::vector<WeightSamples> ours;
   if (!bundle.weight_samples.empty()) {
     ours = sample_weights(checkpoint.config, *checkpoint.weights);
@@ -648,7 +685,18 @@ std::string check_weights(const Bundle& bundle, const Checkpoint& checkpoint,
                  .found = difference,
                  .hint = hint});
   }
-  if (named) return "";
+  if (named && has_same_files(model, *checkpoint.weights)) return "";
+  if (named && !have_common_layer(ours, bundle.weight_samples)) {
+    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
+                  model.weights_fingerprint, where, hint);
+  }
+  if (named) {
+    return fmt::format(
+        "{}: the weights of q, k, v and o agree with the bundle's samples, the files are not those "
+        "of the calibration: written anew or dequantized, or embeddings, MLPs or other norms "
+        "differ",
+        where);
+  }
   if (ours.empty()) {
     throw Error({.what = "the bundle does not say which weights it was calibrated on",
                  .where = where,
@@ -712,11 +760,14 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   check_numerics(config.numerics, model.numerics, bundle_path,
                  "put the config.json of the calibration back, or " + calibrate);
   std::string warning = check_weights(bundle, checkpoint, bundle_path, calibrate);
-  if (!model.tokenizer_sha256.empty()) {
+  // Of a GGUF file hashes are over its metadata, of a folder over tokenizer.json and config.json.
+  const bool same_form = model.file_sha256.empty() != checkpoint.is_gguf();
+  if (!model.tokenizer_sha256.empty() && same_form) {
     require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
                   bundle_path, calibrate);
   }
-  if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) {
+  if (!same_form || model.config_sha256.empty() ||
+      model.config_sha256 == checkpoint.config_sha256) {
     return warning;
   }
   if (!warning.empty()) warning += '\n';

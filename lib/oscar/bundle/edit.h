@@ -37,6 +37,14 @@ Json held_back_part(const Bundle& bundle);
 // Throws Error naming the file, `name`, when it holds no statistics.
 void require_statistics(const Bundle& bundle, const std::string& name);
 
+// Whether a row of any layer is ever in 2 bits, and what is said where none is.
+inline constexpr const char* kNothingQuantized =
+    "no layer of this model is in 2 bits: every window stays in BF16";
+bool has_quantized_layer(const Bundle& bundle);
+
+// Whether `merge` can tell its text from another's, by a hash.
+bool names_its_text(const Bundle& bundle);
+
 // Whether fingerprints or samples can say that two files are of the same weights. A model in memory
 // may have neither.
 bool have_comparable_weights(const Bundle& bundle, const Bundle& other);
@@ -49,11 +57,11 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
 
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
-// models differ, sums weighted by attention were collected with different windows, or a corpus
-// appears twice and `allow_repeats` is false. v_energy_moment, which belongs to one run, is
-// dropped; position_span is 0 where those of the inputs differ. tokens_sha256 becomes the hash over
-// those of the inputs, in order. Parts that were held back add up; the text's fingerprint is that
-// of all files, or none when a file has none. Whether the text was enough is not known of the
+// models differ, sums weighted by attention were collected with different windows, or a corpus, or
+// equal sums, appear twice and `allow_repeats` is false. v_energy_moment, which belongs to one run,
+// is dropped; position_span is 0 where those of the inputs differ. tokens_sha256 becomes the hash
+// over those of the inputs, in order. Parts that were held back add up; the text's fingerprint is
+// that of all files, or none when a file has none. Whether the text was enough is not known of the
 // whole.
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats);
@@ -123,10 +131,11 @@ BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
 
 // Throws Error naming the field that differs, with both values: shape of the model, rope as run,
 // kind and sliding window of each layer's attention, weights (a fine-tune of the same base differs
-// only there), tokenizer. Weights are compared by the fingerprint and, where the bundle has
-// weight_samples, by those of the checkpoint: one of the two must be there. Returns a warning when
-// config.json differs although all of these agree, as a bundle holds no more of it (not the epsilon
-// of norms, for example), and when there was no fingerprint to compare; else "".
+// only there), tokenizer. Weights are compared by samples where the bundle and the checkpoint have
+// some, else by the fingerprint: one of the two must be there. Hashes of a GGUF file's tokenizer
+// and configuration are not compared with a folder's. Returns a warning when config.json differs
+// although all of these agree, as a bundle holds no more of it (not the epsilon of norms, for
+// example), and when samples agree and the fingerprint differs or is not there; else "".
 [[nodiscard]] std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
                                                const std::string& bundle_path);
 

@@ -3,10 +3,14 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/base/files.h"
@@ -18,10 +22,13 @@
 #include "oscar/bundle/rotation_files.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/bundle/verify_export.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/cache/quantize_rows.h"
+#include "oscar/io/gguf.h"
 #include "oscar/io/npy.h"
 #include "oscar/io/safetensors.h"
+#include "oscar/model/checkpoint/checkpoint.h"
 
 namespace oscar {
 
@@ -465,6 +472,96 @@ bool writes_shared(const ExchangeFormat& format, const std::optional<BackendPlan
          plan->run->variant == BundleVariant::kPortableShared;
 }
 
+// How samples of attention matrices lie to each other.
+struct SampleRelation {
+  double ours = 0, theirs = 0, product = 0, distance = 0;  // sums of squares, and of products
+
+  void add(const MatrixStack<float>& a, const MatrixStack<float>& b) {
+    for (size_t i = 0; i < std::min(a.data.size(), b.data.size()); ++i) {
+      const double x = a.data[i], y = b.data[i];
+      ours += x * x;
+      theirs += y * y;
+      product += x * y;
+      distance += (x - y) * (x - y);
+    }
+  }
+  double correlation() const { return product / std::sqrt(std::max(ours * theirs, 1e-300)); }
+  double relative_distance() const { return std::sqrt(distance / std::max(ours, 1e-300)); }
+};
+
+// Fewest bits of a number of the attention matrices, and the name of that type.
+std::pair<double, std::string> coarsest_type(const std::filesystem::path& base) {
+  std::pair<double, std::string> coarsest = {32, "F32"};
+  const GgufFile file(base);
+  for (const auto& [name, tensor] : file.tensors()) {
+    const bool sampled = std::ranges::any_of(
+        std::array{".attn_q.weight", ".attn_k.weight", ".attn_v.weight", ".attn_output.weight"},
+        [&](const char* ending) { return name.ends_with(ending); });
+    if (!sampled || tensor.type == nullptr) continue;
+    const double bits = 8.0 * static_cast<double>(tensor.type->block_bytes) /
+                        static_cast<double>(tensor.type->block_values);
+    if (bits < coarsest.first) coarsest = {bits, tensor.type->name};
+  }
+  return coarsest;
+}
+
+// Other weights share no sign with the bundle's. Ternary ones of the same model still have .6 (the
+// gguf package's TQ2_0 of numbers with outliers, Student's t of 5).
+constexpr double kLeastCorrelation = 0.5;
+// Of 2^-bits: a quantization's relative distance. The gguf package's Q8_0 to Q4_0 have 1.9 to 2.9
+// on the same numbers and Gaussian ones; wider outliers make a block's step wider.
+constexpr double kMostDistance = 5;
+
+// Of a bundle's model: stored as numbers, of which a GGUF file names the types, too.
+bool is_plain(const std::string& quantization) {
+  std::istringstream types(quantization);
+  for (std::string type; std::getline(types >> std::ws, type, ',');) {
+    const std::string name = type.substr(0, type.find(' '));
+    if (name != "F32" && name != "F16" && name != "BF16") return false;
+  }
+  return true;
+}
+
+// Refuses a base of other weights than the bundle's. Returns a warning where they may be others.
+std::string check_base(const Bundle& bundle, const std::string& from,
+                       const std::filesystem::path& base) {
+  const Checkpoint checkpoint = open_checkpoint(base.string());
+  const WeightSource& weights = *checkpoint.weights;
+  if (weights.fingerprint(false) == bundle.model.weights_fingerprint) return "";
+  const std::vector<WeightSamples> samples = sample_weights(checkpoint.config, weights);
+  if (bundle.weight_samples.empty() || samples.empty()) {
+    return fmt::format(
+        "{}: whether it holds the weights of {} is not known: the bundle has no "
+        "samples of them",
+        base.string(), from);
+  }
+  const std::string difference = weight_difference(samples, bundle.weight_samples, true);
+  const bool same_heads = checkpoint.config.num_kv_heads == bundle.model.num_kv_heads &&
+                          checkpoint.config.num_qo_heads == bundle.model.num_qo_heads;
+  if (difference.empty() && same_heads) return "";
+  SampleRelation relation;
+  for (size_t i = 0; i < std::min(samples.size(), bundle.weight_samples.size()); ++i) {
+    relation.add(samples[i].matrices, bundle.weight_samples[i].matrices);
+  }
+  const bool from_plain = is_plain(bundle.model.quantization);
+  const auto [bits, type] = coarsest_type(base);
+  constexpr double kPlainBits = 16;
+  if ((from_plain && bits >= kPlainBits) || !same_heads ||
+      relation.correlation() < kLeastCorrelation) {
+    throw Error({.what = "the base holds other weights than the bundle was made for",
+                 .where = base.string(),
+                 .expected = "the weights of " + from + ", in any quantization",
+                 .found = same_heads ? difference : "another number of heads",
+                 .hint = "calibrate this file: oscar-calibrate takes it as MODEL"});
+  }
+  const double explained = kMostDistance * std::exp2(-bits);
+  if (!from_plain || relation.relative_distance() <= explained) return "";
+  return fmt::format(
+      "{}: its attention weights lie {:.2g}% from those of {}, and {} explains {:.2g}% at most. "
+      "A fine-tune needs a calibration of its own",
+      base.string(), 100 * relation.relative_distance(), from, type, 100 * explained);
+}
+
 }  // namespace
 
 ExportResult export_bundle(const Bundle& bundle, const std::string& from,
@@ -485,7 +582,8 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
   const TransformSet set =
       transform_set(layers_of(bundle, variant), writes_shared(format, result.plan));
   AtomicFolder folder(to);
-  write_files(format, set, folder.temporary(), base);
+  write_files(format, set, folder.temporary(), base);  // looks at the base's shape, too
+  if (!base.empty()) result.warning = check_base(bundle, from, base);
   Json files = Json::object();
   for (const char* name : {format.key_file, format.value_file}) {
     if (name != nullptr) files[name] = sha256_of_file(folder.temporary() / name);

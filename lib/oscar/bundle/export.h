@@ -83,6 +83,7 @@ struct ExportResult {
   std::optional<BackendPlan> plan;  // absent for plain arrays
   std::vector<std::string> files;   // names in the folder
   size_t layers = 0;
+  std::string warning;  // of the base, whose weights may be others; may be empty
 };
 
 // Writes the folder `to`, whole or not at all, with the files of `format`, the README of its server
@@ -90,7 +91,9 @@ struct ExportResult {
 // it appears. `from` names the bundle in errors. What the backend cannot run is refused with the
 // reason, or, with `reduce` and where the bundle has one, replaced by its portable variant.
 // `base`, for gguf-rot alone, is a GGUF model whose copy gets the tensors; empty: they stand alone.
-// Throws Error also for a statistics file and when `to` exists.
+// It holds the weights of the bundle in any quantization: others are refused by the bundle's
+// samples, or warned of where they lie farther away than a quantization moves weights. Throws Error
+// also for a statistics file and when `to` exists.
 ExportResult export_bundle(const Bundle& bundle, const std::string& from,
                            const ExchangeFormat& format, bool reduce,
                            const std::filesystem::path& to, const std::filesystem::path& base = {});

@@ -215,6 +215,9 @@ void add_layers(std::string& text, const Inspection& inspection, InspectionView 
       "clip 0.00 = off; top = share of the largest eigenvalue, cnd = condition number,\n"
       "nmse = predicted error of the attention output: the worst head's each\n";
   const Json &j = inspection.json, &layers = j["layers"];
+  if (std::ranges::none_of(layers, [](const Json& layer) { return layer["quantized"] == true; })) {
+    add_line(text, "", kNothingQuantized, 0);
+  }
   if (view == InspectionView::kScreen) {
     if (layers.size() > kWorst) {
       text += fmt::format("\nthe {} of {} layers with the largest predicted error", kWorst,
@@ -416,10 +419,11 @@ std::string inspection_text(const Inspection& inspection, InspectionView view) {
                       field("confirm_chunks"), field("held_back_tokens")));
     }
   }
-  if (j.contains("convergence")) {
-    std::vector<std::string> lines = convergence_lines(j["convergence"]);
+  if (!j.contains("resume")) {
+    const Json verdict = j.value("convergence", Json());
+    std::vector<std::string> lines = verdict_lines(verdict);
     // Where the text is not enough, the second line says how much would be.
-    const size_t shown = needs_more_text(j["convergence"]) ? 2 : 1;
+    const size_t shown = needs_more_text(verdict) ? 2 : 1;
     if (!all && lines.size() > shown) lines.resize(shown);
     const char* label = "text";
     for (const std::string& line : lines) {

@@ -25,7 +25,13 @@ constexpr int64_t kMostTokens = int64_t{1} << 40;  // where the search for the l
 constexpr std::pair<const char*, CacheKind> kFormats[] = {
     {"int2", CacheKind::kInt2}, {"fp8", CacheKind::kFp8}, {"bf16", CacheKind::kBf16}};
 
+int64_t quantized_layers(const CachedModel& model) {
+  return std::ranges::count(model.layers, true, &LayerGeometry::quantized);
+}
+
+// Of an element of a quantized layer; of 16-bit rows where there is none.
 double bits_of(const CachedModel& model, int64_t tokens) {
+  if (quantized_layers(model) == 0) return 16;
   const CacheFormat& q = model.quantizer;
   return bits_per_element(q.row_format(), tokens, q.sink_tokens, q.recent_tokens);
 }
@@ -297,12 +303,12 @@ std::string gib(double bytes) {
   return fmt::format("{:.{}f}", value, value >= 100 ? 1 : value >= 10 ? 2 : 3);
 }
 
-// "tokens" of a context, and that the model serves fewer.
+// "tokens" of a context, and that more were asked for.
 std::string asked_context(const Json& plan) {
-  const int64_t served = plan["max_positions"].get<int64_t>();
   std::string tokens = count(plan["context"].get<double>()) + " tokens";
-  if (served == 0 || plan["context"].get<int64_t>() <= served) return tokens;
-  return fmt::format("{} (the model serves {})", tokens, count(static_cast<double>(served)));
+  if (!plan.contains("asked_context")) return tokens;
+  return fmt::format("{} (it does not serve {})", tokens,
+                     count(plan["asked_context"].get<double>()));
 }
 
 std::string requests_text(const Json& number) {
@@ -431,7 +437,9 @@ double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens)
 Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
   require_ranks(whole, options.gpus);
   const CachedModel model = rank_of(whole, options.gpus);
-  const int64_t context = options.context > 0 ? options.context : model.max_positions;
+  const int64_t served = model.max_positions;  // 0: not known
+  const bool too_long = served > 0 && options.context > served;
+  const int64_t context = (options.context == 0 || too_long) ? served : options.context;
   if (context <= 0) {
     throw Error({.what = "it is not known how many tokens the model serves",
                  .where = model.name,
@@ -452,7 +460,9 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
              {{"quant_group_size", q.quant_group_size},
               {"metadata_dtype", codec_word(q.metadata_dtype)},
               {"sink_tokens", q.sink_tokens},
-              {"recent_tokens", q.recent_tokens}}}};
+              {"recent_tokens", q.recent_tokens}}},
+            {"quantized_layers", quantized_layers(model)}};
+  if (too_long) plan["asked_context"] = options.context;
   if (const int layers = layers_without_rows(model); layers > 0) {
     plan["layers_without_rows"] = layers;
     plan["state_bytes"] = model.linear_state ? Json(state_bytes(model)) : Json();
@@ -482,7 +492,7 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
     plan["cache_bytes"] = *room;
     for (const auto& [name, format] : kFormats) {
       plan["longest_context"][name] =
-          std::min(std::max(context, model.max_positions), longest_within(model, format, *room));
+          std::min(std::max(context, served), longest_within(model, format, *room));
       if (options.users == 0) continue;
       plan["users"]["requests"] = options.users;
       plan["users"][name] = answer_of(whole, format, context, *weights, options);
@@ -505,7 +515,14 @@ std::string memory_plan_text(const Json& plan) {
                        shown(plan["architecture"]), shown(plan["num_layers"]),
                        shown(plan["num_kv_heads"]), shown(plan["head_dim"])));
   if (plan["max_positions"].get<int64_t>() > 0) {
-    add_line(text, "serves", count(plan["max_positions"].get<double>()) + " tokens");
+    const std::string served = count(plan["max_positions"].get<double>());
+    add_line(text, "serves", served + " tokens");
+    if (plan.contains("asked_context")) {
+      add_line(text, "",
+               fmt::format("not the {} of --context: planned for {}. A longer RoPE scaling in "
+                           "config.json raises it",
+                           count(plan["asked_context"].get<double>()), served));
+    }
   }
   add_line(text, "INT2",
            fmt::format("a scale and a zero in {} for each {} values", shown(q["metadata_dtype"]),
@@ -513,6 +530,9 @@ std::string memory_plan_text(const Json& plan) {
   add_line(text, "",
            fmt::format("the first {} and last {} tokens in BF16", shown(q["sink_tokens"]),
                        shown(q["recent_tokens"])));
+  if (plan["quantized_layers"] == 0) {
+    add_line(text, "", "no layer is quantized: none holds more tokens than stay in BF16");
+  }
   if (plan.contains("layers_without_rows")) add_line(text, "state", state_text(plan));
   if (plan["weight_bytes"].is_null()) {
     add_line(text, "weights",

@@ -20,8 +20,8 @@ enum class CacheKind { kBf16, kFp8, kInt2 };
 double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens);
 
 struct PlanOptions {
-  int64_t gpu_bytes = 0;                     // of each GPU; 0: nothing is said of what fits
-  int64_t context = 0;                       // tokens a request; 0: all that the model serves
+  int64_t gpu_bytes = 0;  // of each GPU; 0: nothing is said of what fits
+  int64_t context = 0;    // tokens a request, of those that the model serves; 0: all of them
   std::optional<int64_t> weight_bytes = {};  // in place of what the model says
   int64_t users = 0;                         // requests at a time; 0: not asked
   int gpus = 1;                              // ranks of tensor parallelism
@@ -29,7 +29,7 @@ struct PlanOptions {
 };
 
 // Bytes a token, bits a value, gigabytes and requests by context; the longest context of a single
-// request, at most what the model serves or the context; whether so many users fit, and what would;
+// request, at most what the model serves; whether so many users fit, and what would;
 // at the context, every codec that oscar-eval compares, and sweeps over windows, quantization
 // groups and metadata. Bytes are those of one GPU: with several, each has its share of the weights
 // and whole KV heads, at least one. Throws Error when the weights alone fill the GPU, where users

@@ -15,6 +15,7 @@
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/bundle/edit.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/collector.h"
@@ -63,6 +64,13 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
   }
   if (!options.quant_group_sizes.empty()) {
     options.quantizer.quant_group_size = group_size_for(options.quant_group_sizes, config.head_dim);
+  }
+  if (!options.statistics_only && (config.head_dim % 8 != 0 || config.head_dim > kMaxHeadDim)) {
+    throw Error({.what = "2-bit rows do not hold heads of this size",
+                 .where = options.model + ": head_dim",
+                 .expected = fmt::format("a multiple of 8, at most {}", kMaxHeadDim),
+                 .found = std::to_string(config.head_dim),
+                 .hint = "--statistics-only writes the sums of its attention"});
   }
   if (options.quantizer.quant_group_size == 0) options.quantizer.quant_group_size = config.head_dim;
   if (config.head_dim % options.quantizer.quant_group_size != 0) {
@@ -342,6 +350,7 @@ struct Opened {
 // The text, what of it is held back, and how it passes through the model.
 struct Planned {
   CorpusRecord record;
+  TextProblem problem;
   NgramFingerprint fingerprint;  // none in a dry run
   SplitCorpus split;
   CollectionPlan plan;                 // of what is collected from
@@ -353,6 +362,7 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
   CalibrateOptions& options = run.options;  // the search goes where the text is too short for it
   const Checkpoint& checkpoint = run.checkpoint;
   for (const std::string& note : checkpoint.notes) progress.note(note);
+  for (const std::string& warning : checkpoint.warnings) progress.warn(warning);
   if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
     progress.note("weights are stored in " + types);
   }
@@ -368,7 +378,10 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
     const std::string uneven = write_sequences_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);
   }
+  TextProblem problem = text_problem(options, corpus);
+  if (!problem.what.empty()) result.warnings.push_back(problem.what + problem.hint);
   Planned planned{.record = corpus.record,
+                  .problem = std::move(problem),
                   .fingerprint = {},
                   .split = split_corpus(corpus, options, result.warnings),
                   .plan = {},
@@ -420,18 +433,22 @@ class Judgement {
   Judgement(const Collected& collected, const Opened& run, const Planned& planned,
             Progress& progress)
       : beside_search_(planned.search_plan && run.compute.device.is_cuda()),
-        record_(std::async(beside_search_ ? std::launch::async : std::launch::deferred,
-                           [&collected, &run, &planned, &progress, this] {
-                             const auto start = Clock::now();
-                             SilentProgress silent;
-                             Json record = judge_convergence(
-                                 collected.snapshots, collected.statistics, planned.plan,
-                                 run.options.fit, run.checkpoint.config.rope,
-                                 planned.search_plan.has_value(),
-                                 beside_search_ ? static_cast<Progress&>(silent) : progress);
-                             seconds_ = seconds_since(start);
-                             return record;
-                           })) {}
+        record_(std::async(
+            beside_search_ ? std::launch::async : std::launch::deferred,
+            [&collected, &run, &planned, &progress, this] {
+              const auto start = Clock::now();
+              SilentProgress silent;
+              Json record = planned.problem.what.empty()
+                                ? judge_convergence(
+                                      collected.snapshots, collected.statistics, planned.plan,
+                                      run.options.fit, run.checkpoint.config.rope,
+                                      planned.search_plan.has_value(),
+                                      beside_search_ ? static_cast<Progress&>(silent) : progress)
+                                : convergence_record({}, planned.split.fit.record.tokens,
+                                                     planned.problem.what);
+              seconds_ = seconds_since(start);
+              return record;
+            })) {}
 
   bool beside_search() const { return beside_search_; }
   // Waits. Throws Interrupted that says how to continue.
@@ -511,6 +528,9 @@ void write(const Opened& run, std::vector<LayerDecision> decisions, Collected co
     result.warnings.insert(result.warnings.end(), warnings.begin(), warnings.end());
     bundle.layers.push_back(std::move(decision.main));
     bundle.portable.push_back(std::move(decision.portable));
+  }
+  if (!bundle.layers.empty() && !has_quantized_layer(bundle)) {
+    result.warnings.push_back(std::string(kNothingQuantized) + ", so the bundle changes nothing");
   }
   if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {
     const auto pooled = pool_own_clips(bundle, options.search.clip_scope);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "oscar/base/error.h"
@@ -32,6 +33,63 @@ SplitCorpus split_corpus(const TokenSequences& corpus, CalibrateOptions& options
           .held_back = select_sequences(corpus, held),
           .num_search = split.search.size(),
           .num_confirm = split.confirm.size()};
+}
+
+double repeated_share(const std::vector<std::vector<int32_t>>& sequences) {
+  constexpr uint64_t kBase = 0x9E3779B97F4A7C15, kSampled = 16;  // one in so many
+  uint64_t leaving = 1;  // what the oldest token counts in the hash
+  for (int i = 1; i < kRepeatedTokens; ++i) leaving *= kBase;
+  std::unordered_set<uint64_t> seen;
+  int64_t sampled = 0;
+  for (const auto& sequence : sequences) {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sequence.size(); ++i) {
+      const auto digit = [&](size_t at) { return static_cast<uint64_t>(sequence[at]) + 1; };
+      if (i >= kRepeatedTokens) hash -= leaving * digit(i - kRepeatedTokens);
+      hash = hash * kBase + digit(i);
+      const uint64_t mixed = (hash ^ hash >> 32) * kBase;
+      if (i + 1 < kRepeatedTokens || (mixed >> 32) % kSampled != 0) continue;
+      ++sampled;
+      seen.insert(hash);
+    }
+  }
+  if (sampled == 0) return 0;
+  return 1 - static_cast<double>(seen.size()) / static_cast<double>(sampled);
+}
+
+namespace {
+
+constexpr const char* kNoCodedRow =
+    ": no row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer "
+    "sequences";
+
+std::string longest_is_exact(const CacheFormat& cache) {
+  return fmt::format("no sequence is longer than the exact windows ({} + {} tokens)",
+                     cache.sink_tokens, cache.recent_tokens);
+}
+
+}  // namespace
+
+std::string short_sequences(const CacheFormat& cache) {
+  return longest_is_exact(cache) + kNoCodedRow;
+}
+
+TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& corpus) {
+  size_t longest = 0;
+  for (const auto& sequence : corpus.sequences) longest = std::max(longest, sequence.size());
+  const CacheFormat& cache = options.quantizer;
+  const auto exact = static_cast<size_t>(cache.sink_tokens + cache.recent_tokens);
+  if (attended_view(options) && longest <= exact) {
+    return {longest_is_exact(cache), kNoCodedRow};
+  }
+  const double repeated = repeated_share(corpus.sequences);
+  if (repeated > kMostRepeated) {
+    return {fmt::format("{:.0f}% of the text repeats earlier text", 100 * repeated),
+            fmt::format(", in stretches of {} tokens: halves of it are alike, so the verdict on it "
+                        "would mean nothing; leave copies out",
+                        kRepeatedTokens)};
+  }
+  return {};
 }
 
 HeldBackSize held_back_size(const SplitCorpus& split) {

@@ -28,6 +28,21 @@ struct SplitCorpus {
 SplitCorpus split_corpus(const TokenSequences& corpus, CalibrateOptions& options,
                          std::vector<std::string>& warnings);
 
+// Why a verdict on the text would mean nothing, with what to do: no row of it is in 2 bits, though
+// rows count by their attention, or most of it repeats itself. "": neither.
+struct TextProblem {
+  std::string what, hint;
+};
+// Said of such short sequences.
+std::string short_sequences(const CacheFormat& cache);
+TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& corpus);
+
+// Share of the stretches of kRepeatedTokens tokens, within sequences, that an earlier one equals.
+// Estimated from those whose hash ends in zeros, so that copies count wherever they begin.
+inline constexpr int kRepeatedTokens = 64;
+inline constexpr double kMostRepeated = 0.5;
+double repeated_share(const std::vector<std::vector<int32_t>>& sequences);
+
 // What the search holds of it.
 HeldBackSize held_back_size(const SplitCorpus& split);
 

@@ -462,6 +462,9 @@ std::string format_table(const Json& report) {
     out += fmt::format("; {} tokens from position {} on,\nmode {}, offset {}; ± standard error",
                        report["tokens"].get<int64_t>(), report["first_position"].get<int64_t>(),
                        report["mode"].get<std::string>(), report["position_offset"].get<int64_t>());
+    if (const std::string pieces = resampling_words(report); !pieces.empty()) {
+      out += ", over\n" + pieces;
+    }
   }
   if (needles) {
     out += fmt::format("\nneedles: {} prompts, 95% interval",

@@ -462,6 +462,7 @@ Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progres
   LongInputs weights(checkpoint.weights->shards());
   Session session{.checkpoint = std::move(checkpoint), .weights = std::move(weights)};
   for (const std::string& note : session.checkpoint.notes) progress.note(note);
+  for (const std::string& warning : session.checkpoint.warnings) progress.warn(warning);
   session.compute = own_compute(ranks, options.device, options.dtype, progress);
   session.memory =
       own_memory(ranks, session.compute.device, options.host_memory, options.gpu_memory);
@@ -548,6 +549,15 @@ Json local_windows(const ModelConfig& config) {
           {"elements_per_token", cache_elements(config, true)}};
 }
 
+// Those of which a row is ever in 2 bits.
+int64_t quantized_layers(const ModelConfig& config, const CacheFormat& quantizer) {
+  int64_t count = 0;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    count += config.geometry(layer, quantizer.recent_tokens).quantized ? 1 : 0;
+  }
+  return count;
+}
+
 Json bundle_json(const Bundle& bundle, const std::filesystem::path& file) {
   return {{"file", file.filename().string()},
           {"content_sha256", bundle.content_sha256},
@@ -573,6 +583,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                      {"config_sha256", checkpoint.config_sha256},
                      {"weights_fingerprint", checkpoint.weights->fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
+  report["model"]["quantized_layers"] = quantized_layers(checkpoint.config, session.quantizer);
   if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
     report["model"]["quantization"] = types;
   }

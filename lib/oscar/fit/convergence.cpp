@@ -305,4 +305,10 @@ std::vector<std::string> convergence_lines(const Json& record) {
           angles};
 }
 
+std::vector<std::string> verdict_lines(const Json& record) {
+  std::vector<std::string> lines = convergence_lines(record);
+  if (lines.empty()) lines = {std::string("not judged: ") + kNoVerdict};
+  return lines;
+}
+
 }  // namespace oscar

@@ -86,6 +86,12 @@ Json convergence_record(const std::vector<LayerConvergence>& layers, int64_t tok
 // have written it.
 std::vector<std::string> convergence_lines(const Json& record);
 
+// Said of a file without a record: merged sums, imports and runs in transformers have none.
+inline constexpr const char* kNoVerdict = "the file keeps no verdict on it";
+
+// convergence_lines, or why there are none.
+std::vector<std::string> verdict_lines(const Json& record);
+
 // Whether the record says that more text is needed.
 bool needs_more_text(const Json& record);
 

@@ -34,6 +34,12 @@ constexpr const char* kChatColumns[] = {"messages",    "conversations", "convers
 constexpr const char* kBesidePrompts[] = {"question", "query",        "problem", "input",
                                           "context",  "choices",      "options", "history",
                                           "system",   "system_prompt"};
+// All that is read, and names of what is not: as python/oscar_int2/documents.py says it.
+constexpr const char* kKnownColumns =
+    "no 'messages', 'conversations', 'conversation', 'prompt' with 'completion' or 'chosen', "
+    "'instruction', 'question', 'query' or 'problem' with 'output', 'response', 'solution' or "
+    "'answer', 'text' or 'content'";
+constexpr std::string_view kIdColumns[] = {"input_ids", "token_ids", "tokens", "ids"};
 
 bool has(const Json& row, const char* key) {
   const auto found = row.find(key);
@@ -44,6 +50,26 @@ ReadDocument bad_row(const std::string& why) {
   ReadDocument document;
   document.error = why;
   return document;
+}
+
+// What is read, and what the row has in its place.
+std::string no_known_column(const Json& row) {
+  constexpr size_t kMostColumns = 8, kLongestColumn = 40;
+  std::string columns;
+  size_t shown = 0, more = 0;
+  bool ids = false;
+  for (const auto& [key, value] : row.items()) {
+    if (value.is_null()) continue;
+    ids = ids || std::ranges::find(kIdColumns, key) != std::end(kIdColumns);
+    if (shown == kMostColumns || key.size() > kLongestColumn) {
+      ++more;
+    } else {
+      columns += fmt::format("{}'{}'", shown++ == 0 ? "" : ", ", key);
+    }
+  }
+  if (more > 0) columns += fmt::format("{}{} more", shown > 0 ? " and " : "", more);
+  return fmt::format("{}; the row has {}{}", kKnownColumns, columns.empty() ? "nothing" : columns,
+                     ids ? " (token ids are read from .npy and .h5)" : "");
 }
 
 // The text of a row that is no chat; none for one that is.
@@ -65,8 +91,10 @@ std::optional<ReadDocument> read_plain_row(const Json& row) {
   }
   if (!in_two && !has(row, "text")) {
     if (has(row, "content")) return std::nullopt;  // a text, or part of a chat
-    return bad_row(
-        "no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'");
+    for (const char* key : kBesidePrompts) {
+      if (has(row, key)) return std::nullopt;  // a question that lacks its answer
+    }
+    return bad_row(no_known_column(row));
   }
   for (const char* key : {"prompt", "completion", "text"}) {
     if (in_two == (std::string_view(key) == "text")) continue;
@@ -213,11 +241,41 @@ std::string place_in(const std::string& kind, int64_t number) {
   return (kind == "jsonl" ? "line " : "row ") + std::to_string(number);
 }
 
+// A path as a word of a shell's command line.
+std::string shell_word(const std::filesystem::path& path) {
+  const std::string word = path.string();
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                             "@%+=:,./_-") == std::string::npos) {
+    return word;
+  }
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
+// The command that writes a file of this encoding anew.
+std::string iconv_command(const char* encoding, const std::filesystem::path& path) {
+  std::filesystem::path anew = path;
+  anew.replace_filename(path.stem().string() + "-utf8" + path.extension().string());
+  return fmt::format("iconv -f {} -t UTF-8 {} > {}", encoding, shell_word(path), shell_word(anew));
+}
+
+std::string if_latin_1(const std::filesystem::path& path) {
+  return "if it is Latin-1: " + iconv_command("LATIN1", path);
+}
+
+// Whether a row is bad for its encoding, in the words of this file or of Python.
+bool is_of_encoding(const std::string& error) {
+  return error.find("not valid UTF-8") != std::string::npos ||
+         error.find("'utf-8' codec") != std::string::npos;
+}
+
 // A file of which no row holds a document ends the run, or in a folder is left out and counted.
 void add_documents(std::vector<ReadDocument> documents, const std::filesystem::path& path,
                    bool in_folder, const CorpusOptions& options, CorpusContent& content) {
   const size_t before = content.texts.size();
-  std::string first_bad;
+  const bool packed = path.extension() == ".gz" || path.extension() == ".zst";
+  std::string first_bad, hint;
   for (ReadDocument& document : documents) {
     if (document.error.empty()) {
       if (document.is_chat) content.chat_template = options.chat_template.name();
@@ -233,9 +291,12 @@ void add_documents(std::vector<ReadDocument> documents, const std::filesystem::p
     }
     content.num_bad_rows += 1;
     const std::string bad = place + ": " + document.error;
+    const bool first_of_encoding = hint.empty() && !packed && is_of_encoding(document.error);
+    if (first_of_encoding) hint = if_latin_1(path);
     if (first_bad.empty()) first_bad = bad;
     if (content.bad_rows.size() < kMostBadRows) {
-      content.bad_rows.push_back(in_folder ? path.filename().string() + ", " + bad : bad);
+      content.bad_rows.push_back((in_folder ? path.filename().string() + ", " : "") + bad +
+                                 (first_of_encoding ? "; " + hint : ""));
     }
   }
   if (content.texts.size() > before || first_bad.empty()) return;
@@ -243,11 +304,58 @@ void add_documents(std::vector<ReadDocument> documents, const std::filesystem::p
     content.files_without_documents += 1;
     return;
   }
-  const bool no_template = options.chat_template.empty() && first_bad.ends_with("no chat template");
+  if (options.chat_template.empty() && first_bad.ends_with("no chat template")) {
+    hint = "put a chat_template.jinja into the model's folder, or beside the .gguf file";
+  }
   throw Error({.what = "no row of the file holds a document",
                .where = path.string(),
                .found = first_bad,
-               .hint = no_template ? "put a chat_template.jinja into the model's folder" : ""});
+               .hint = hint});
+}
+
+// Packed bytes under the name of text. Text does not begin so: 1f and 04 are control characters.
+void refuse_packed(std::string_view text, const std::filesystem::path& path) {
+  struct Packed {
+    std::string_view begin;
+    const char *name, *suffix;
+  };
+  constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", ".gz"},
+                                {"\x28\xb5\x2f\xfd", "Zstandard", ".zst"},
+                                {"PK\x03\x04", "zip", ""}};
+  for (const auto& [begin, name, suffix] : kPacked) {
+    if (!text.starts_with(begin)) continue;
+    const std::string word = shell_word(path);
+    throw Error({.what = fmt::format("the file is packed with {}", name),
+                 .where = path.string(),
+                 .expected = "text",
+                 .hint = *suffix == '\0' ? "unpack it: unzip " + word
+                                         : fmt::format("say so in its name: mv {} {}", word,
+                                                       shell_word(path.string() + suffix))});
+  }
+}
+
+// A list of objects under the name of lines.
+void refuse_list(std::string_view text, const std::filesystem::path& path, bool in_folder) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const auto behind = [&](size_t at) { return text.find_first_not_of(kSpace, at); };
+  const auto before = [&](size_t at) { return text.find_last_not_of(kSpace, at); };
+  const auto is = [&](size_t at, char c) { return at < text.size() && text[at] == c; };
+  const size_t first = behind(text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0);
+  const size_t last = before(std::string_view::npos);
+  if (!is(first, '[') || !is(last, ']') || last == 0 || !is(behind(first + 1), '{') ||
+      !is(before(last - 1), '}')) {
+    return;
+  }
+  std::filesystem::path named = path;
+  named.replace_extension(".json");
+  const std::string list = in_folder ? named.filename().string() : named.string();
+  throw Error({.what = "the file holds a list, not lines",
+               .where = path.string(),
+               .expected = "an object of JSON on each line",
+               .hint = fmt::format("name it .json: mv {} {}{}", shell_word(path), shell_word(list),
+                                   in_folder ? ", and give it beside the folder: " +
+                                                   path.parent_path().string() + "," + list
+                                             : "")});
 }
 
 // UTF-16 by its byte order mark, or by what ASCII becomes in it.
@@ -256,20 +364,22 @@ void refuse_utf16(std::string_view text, const std::string& where) {
   const bool halved = text.size() > 1 && (text[0] == '\0') != (text[1] == '\0');
   if (!marked && !halved) return;
   const char* const encoding = marked ? "UTF-16" : text[1] == '\0' ? "UTF-16LE" : "UTF-16BE";
-  const std::string suffix = std::filesystem::path(where).extension().string();
   throw Error({.what = fmt::format("the text is {}", encoding),
                .where = where,
                .expected = "UTF-8",
-               .hint = fmt::format("write it anew: iconv -f {} -t UTF-8 FILE{} > FILE-utf8{}",
-                                   encoding, suffix, suffix)});
+               .hint = "write it anew: " + iconv_command(encoding, where)});
 }
 
 // Without what some editors put before UTF-8. Other encodings are named.
 std::string decode_text(std::string text, const std::string& where) {
   refuse_utf16(text, where);
   if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
-  require_valid_utf8(text, where);
-  return text;
+  const size_t bad = first_invalid_utf8(text);
+  if (bad == kAllValid) return text;
+  throw Error({.what = "text is not valid UTF-8",
+               .where = fmt::format("{}, byte {}", where, bad),
+               .found = fmt::format("byte 0x{:02x}", static_cast<uint8_t>(text[bad])),
+               .hint = if_latin_1(where)});
 }
 
 std::string kind_of_ids(const std::vector<uint64_t>& shape) {
@@ -296,6 +406,27 @@ bool is_text(const std::filesystem::path& path) {
 bool is_read_in_folder(const std::filesystem::path& path) {
   return path.extension() == ".npy" || path.extension() == ".h5" ||
          (is_text(path) && suffixes_of(path).kind != ".json");
+}
+
+// How a file of another kind becomes one that is read: tables and plain text.
+std::string other_kind_hint(const std::filesystem::path& path) {
+  const std::string extension = path.extension().string();
+  std::filesystem::path named = path;
+  if (extension == ".csv" || extension == ".tsv") {
+    named.replace_extension(".jsonl");
+    return fmt::format(
+        "write its rows as lines: python3 -c \"import csv, json, sys; csv.field_size_limit(1 << "
+        "30); "
+        "sys.stdin.reconfigure(encoding='utf-8-sig', newline=''); [print(json.dumps(row)) for row "
+        "in csv.DictReader(sys.stdin{})]\" < {} > {}",
+        extension == ".tsv" ? ", delimiter='\\t'" : "", shell_word(path), shell_word(named));
+  }
+  constexpr std::string_view kPlain[] = {"",     ".md",  ".markdown", ".rst",
+                                         ".log", ".tex", ".html",     ".htm"};
+  if (std::ranges::find(kPlain, extension) == std::end(kPlain)) return "";
+  named.replace_extension(".txt");
+  return fmt::format("if it is text, read it as one document: cp {} {}", shell_word(path),
+                     shell_word(named));
 }
 
 // Adds what the file holds; the sha256 of just that.
@@ -325,13 +456,19 @@ std::string read_file(const std::filesystem::path& path, bool in_folder,
     content.kind = suffixes.kind == ".txt" ? "text" : suffixes.kind.substr(1);
     std::string text = read_text_file(path);
     std::string hash = sha256_of(text);
+    if (suffixes.packed.empty() && extension != ".parquet") refuse_packed(text, path);
     if (extension == ".txt") {
       add_text(decode_text(std::move(text), where), false, content);
       return hash;
     }
+    if (extension == ".json") {  // here, where its folder is known
+      refuse_utf16(text, where);
+      if (text.starts_with('[')) text = decode_text(std::move(text), where);
+    }
     std::optional<std::vector<ReadDocument>> plain;
     if (extension == ".jsonl") {
       refuse_utf16(text, where);
+      refuse_list(text, path, in_folder);
       plain = read_plain_jsonl(text);
     }
     if (!plain) plain = read_documents(text, where, options.chat_template);
@@ -341,7 +478,8 @@ std::string read_file(const std::filesystem::path& path, bool in_folder,
   throw Error({.what = "corpus file of unknown kind",
                .where = where,
                .expected = kKnown,
-               .found = extension.empty() ? "no extension" : extension});
+               .found = extension.empty() ? "no extension" : extension,
+               .hint = other_kind_hint(path)});
 }
 
 void read_folder(const std::filesystem::path& folder, const CorpusOptions& options,

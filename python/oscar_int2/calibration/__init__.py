@@ -20,7 +20,8 @@ from .collect import Collection
 from .corpus import read_corpus
 from .held_back import HeldBackRows, Split, hold_back
 from .layers import is_spread
-from .model import batched, check_group, config_of, load_model, observed, run_device, sequence_tokens, tokenizer_of
+from .model import (batched, check_group, config_of, load_model, observed, require_one_rope, require_stated_rope, run_device,
+                    sequence_tokens, tokenizer_of)
 from .record import describe_model, describe_text, write_statistics
 
 __all__ = ["calibrate", "evaluate"]
@@ -29,7 +30,7 @@ _log = logging.getLogger("oscar_int2")
 
 def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_options=(), sequence_length=None,
               max_tokens=None, batch_tokens=8192, format=None, device=None, dtype=None, trust_remote_code=False,
-              progress=None):
+              force=False, progress=None):
     """Calibrates a causal language model in transformers, and writes the bundle `out`. Returns its path.
 
     `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, texts, or ids
@@ -39,25 +40,32 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     `format`: the CacheFormat of the bundle, whose windows say which rows are INT2; None: 64 + 256, a head as its group.
     `device`: where layers run, one at a time; None: a GPU if there is one. `dtype`: of the run; None: as stored on a GPU,
     float32 on a CPU. The bundle records the fingerprint of the model's files if the weights that ran are seen to be theirs;
-    else a warning says so, by the logger `oscar_int2`. `progress(layer, layers)`: called as layers begin. Why nothing is searched, of all layers or of one,
-    goes to the logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated,
-    ValueError for a corpus without tokens and for sequences beyond the model's context, FileExistsError where `out` is there,
-    OSError where the disk has no room for rows."""
+    else a warning says so, by the logger `oscar_int2`. `force`: replaces `out` if it is there. `progress(layer, layers)`:
+    called as layers begin. Why nothing is searched, of all layers or of one, and that no sequence has a 2-bit row, goes to the
+    logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated, or that turns keys
+    otherwise than its config says; ValueError for a corpus without tokens, sequences beyond the model's context and those that
+    LongRoPE turns differently; FileExistsError where `out` is there; OSError where the disk has no room for rows."""
     if search not in ("on", "off"):
         raise ValueError(f"search is {search!r}, expected \"on\" or \"off\"")
     out = pathlib.Path(out)
-    if out.exists():
-        raise FileExistsError(f"{out} exists already; choose another name, or remove it")
+    if out.exists() and not force:
+        raise FileExistsError(f"{out} exists already; choose another name, or replace it with force=True")
+    force_option = ["--force"] if force else []
     if statistics_only and fit_options:
         raise ValueError("fit_options are of the fit, which statistics_only leaves out")
     config, format = config_of(model, trust_remote_code), format or CacheFormat(quant_group_size=0)
     check_group(format, config)
     sequence_length = sequence_tokens(config, sequence_length)
     sequences, sources = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
+    lengths = [len(ids) for ids in sequences]
+    require_one_rope(config, lengths)
     device = run_device(model, device)
     own_model = not isinstance(model, torch.nn.Module)
     model = load_model(model, device, dtype, trust_remote_code)
-    lengths = [len(ids) for ids in sequences]
+    require_stated_rope(model)
+    if not format.history_tokens(max(lengths)):
+        _log.warning(f"no sequence is longer than the exact windows ({format.sink_tokens} + {format.recent_tokens} tokens): no "
+                     "row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer sequences")
     split = Split(list(range(len(lengths))), [])
     if search == "on" and not statistics_only:
         split, reason = hold_back(lengths, format)
@@ -87,7 +95,7 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
         sums = folder / "statistics.h5"
         write(sums, True)
         if rows is None:
-            programs.run("oscar-bundle", ["fit", sums, "-o", out, *fit_options])
+            programs.run("oscar-bundle", ["fit", sums, "-o", out, *force_option, *fit_options])
             return out
         write(folder / "fitted.h5", False)
         rows.finish(lengths, list(found.searched_layers()))
@@ -96,8 +104,8 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
         del found
         if free_gpu:
             torch.cuda.empty_cache()
-        programs.run("oscar-calibrate", [folder, "recorded", out, "--device", "auto" if free_gpu else "cpu", *fit_options],
-                     progress=progress is not None and sys.stderr.isatty())
+        programs.run("oscar-calibrate", [folder, "recorded", out, "--device", "auto" if free_gpu else "cpu", *force_option,
+                                         *fit_options], progress=progress is not None and sys.stderr.isatty())
     return out
 
 

@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 
 from ..commands.prepare_corpus import files_of, read
-from ..corpora import kind_of, rows_of, write_rows
+from ..corpora import in_memory, kind_of, rows_of, write_rows
 
 PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h
 _log = logging.getLogger("oscar_int2")
@@ -24,9 +24,10 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
     Raises ValueError."""
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens is {max_tokens}, expected 2 or more")
+    corpus = in_memory(corpus)
+    kind = kind_of(corpus)
     if isinstance(corpus, (str, pathlib.Path)):
         corpus = str(corpus).split(",")
-    kind = kind_of(corpus)
     if kind == "ids":
         rows = rows_of(corpus)
         digest = hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()

@@ -14,16 +14,17 @@ from ..cache import row_problem
 from ..codec import LayerCodec, StepTables
 from ..errors import BundleMismatchError, CacheRowError
 from ..weights import check_model as check_weights
+from .cautions import FEWEST_UNITS, UNIT_TOKENS, cautions_of, stored_convergence
 from .corpus import read_corpus
 from .interface import block_attention, exact_attention, observing
 from .layers import decoder_layers, run_layers, text_config
-from .model import batched, config_of, load_model, observed, run_device, sequence_tokens, tokenizer_of
+from .model import batched, config_of, load_model, observed, require_one_rope, run_device, sequence_tokens, tokenizer_of
 from .probe import is_handed_on, probe, seen_window
 from .record import turns_by
 from .shared_text import caution, overlap, stored_hashes
 from .sums import int2_keys
 
-UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error; docs/mathematics.md, 14.5
+FEWEST_TOKENS = 100  # that count: kFewestTokens of lib/oscar/eval/estimate.h
 _log = logging.getLogger("oscar_int2")
 
 
@@ -36,13 +37,16 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     perplexity (of exact rows), int2_perplexity, kl (nats a token), top1 (share of tokens whose likeliest prediction is the
     same), and the standard errors perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens.
     `overlap` says how much of the text the bundle was calibrated on (shared_text.overlap); a notable share is also warned
-    of, by the logger `oscar_int2`. Raises BundleMismatchError for a bundle of another model, ValueError where no token
-    counts and for sequences beyond the model's context."""
+    of, by the logger `oscar_int2`. `convergence` is the bundle's own (None: it has none), `units` and `sequences` count those, and
+    `cautions` what to beware of, as cautions.cautions_of gives it. Raises BundleMismatchError for a bundle of another model,
+    ValueError where fewer than 100 tokens count, for sequences beyond the model's context and for those that LongRoPE turns
+    differently."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     bundle.require_unedited()
     if pathlib.Path(bundle.path).exists():  # what it holds of its text is read there
         bundle.require_same_file()
-    sequence_length = sequence_tokens(config_of(model, trust_remote_code), sequence_length)
+    config = config_of(model, trust_remote_code)
+    sequence_length = sequence_tokens(config, sequence_length)
     sequences, _ = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)
     model = load_model(model, device, dtype, trust_remote_code)
@@ -52,7 +56,14 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     first = exact if first_position is None else first_position
     if longest <= max(first, exact, 1):
         raise ValueError(f"no sequence is longer than {max(first, exact, 1)} tokens, and what comes before reads exact rows")
-    batches = batched([ids for ids in sequences if len(ids) > max(first, 1)], batch_tokens)
+    counted = [ids for ids in sequences if len(ids) > max(first, 1)]
+    require_one_rope(config, [len(ids) for ids in counted])
+    tokens = sum(len(ids) - max(first, 1) for ids in counted)
+    if tokens < FEWEST_TOKENS:
+        raise ValueError(f"too few tokens for perplexity from position {max(first, 1)} on: expected at least {FEWEST_TOKENS} "
+                         f"predicted tokens behind the first position, found {tokens}; give a longer corpus or longer "
+                         "sequences (sequence_length)")
+    batches = batched(counted, batch_tokens)
     if warning := bundle.beyond_positions(longest):
         _log.warning("oscar_int2: %s", warning)
     shared = overlap(stored_hashes(bundle.path), [ids for ids in sequences if len(ids) > first])
@@ -65,8 +76,9 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
                            progress and (lambda layer, layers: progress(layers + layer, 2 * layers)))
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
-    return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1),
-            "overlap": shared, **_figures(units)}
+    found = {"tokens": tokens, "first_position": max(first, 1), "units": len(units), "sequences": len(counted),
+             "overlap": shared, "convergence": stored_convergence(bundle.path), **_figures(units)}
+    return found | {"cautions": cautions_of(found, format, pathlib.Path(bundle.path).name)}
 
 
 def check_model(bundle, model, accepted):

@@ -5,9 +5,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
+from ..bundle import rope_of
 from ..errors import UnsupportedError
 from ..transformers_version import require_version
 from .interface import NAME
+from .layers import text_config
 from .record import served_positions
 
 LONGEST_DEFAULT = 4096  # tokens of a sequence: kLongestDefaultSequence of lib/oscar/calibrate/calibrate.cpp
@@ -44,6 +46,34 @@ def sequence_tokens(config, asked):
         raise ValueError(f"sequences would be longer than the model's context: sequence_length is {asked}, expected at most "
                          f"{served}")
     return asked
+
+
+def require_one_rope(config, lengths):
+    """Raises ValueError for sequences of so many tokens that LongRoPE turns by two kinds of frequencies: those of more than
+    original_max_position_embeddings tokens by others."""
+    config = config.get_text_config(decoder=True)
+    rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if rope.get("rope_type", rope.get("type")) != "longrope" or not original or not min(lengths) <= original < max(lengths):
+        return
+    raise ValueError(f"LongRoPE turns sequences of more than {original} tokens (original_max_position_embeddings) by other "
+                     f"frequencies than shorter ones, and a bundle has one kind: expected sequences of one kind, found "
+                     f"{min(lengths)} to {max(lengths)} tokens; cut them with sequence_length={original}")
+
+
+def require_stated_rope(model):
+    """Raises UnsupportedError for a model in memory that turns another part of each head than its config says: a version of
+    transformers may not read what says it, and its activations are then not those of the model."""
+    config = text_config(model)
+    stated, dim = rope_of(config)["partial_rotary_factor"], getattr(config, "head_dim", None)
+    for decoder in model.modules() if stated and dim else ():
+        found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
+        if found is not None and hasattr(decoder, "layers") and 2 * len(found) != int(dim * stated):
+            raise UnsupportedError(
+                f"transformers {transformers.__version__} runs this model with other RoPE than its config says: "
+                f"partial_rotary_factor is {2 * len(found) / dim} here and {stated} in the config. Its activations are not the "
+                "model's; use a version of transformers that reads the config whole, or oscar-calibrate for the families that "
+                "it runs (docs/models.md)")
 
 
 def check_group(format, config):

@@ -16,7 +16,7 @@ from .._version import __version__
 from ..bundle import NUMERIC_KEYS, content_sha256
 from ..recipe import METADATA_DTYPES
 from ..rope import inverse_frequencies, yarn_attention_factor
-from ..weights import Unknown, fingerprint, other_than_files
+from ..weights import Unknown, adapter_beside, fingerprint, other_than_files
 from .layers import decoder_layers, text_config
 from .probe import Rope
 from .shared_text import CAPACITY, NGRAM, RULE, ngram_hashes
@@ -158,8 +158,9 @@ def _fingerprint(model, folder, loaded_here):
         return fingerprint(folder)
     said = (f"could not be compared with those in {folder}: {problem}" if isinstance(problem, Unknown) else
             f"are not those in {folder}: {problem}")
-    _log.warning("oscar_int2: the weights in memory %s. The bundle names no files of weights; it is known by the "
-                 "samples of attention weights that it holds. To calibrate the files, give their folder", said)
+    _log.warning("oscar_int2: the weights in memory %s.%s The bundle names no files of weights; it is known by the "
+                 "samples of attention weights that it holds. To calibrate the files, give their folder", said,
+                 adapter_beside(folder))
     return ""
 
 

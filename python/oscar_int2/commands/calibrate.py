@@ -5,6 +5,7 @@ The model runs in transformers, layer by layer. Statistics, and rows of held-bac
 """
 import argparse
 import pathlib
+import re
 import sys
 
 from ..errors import OscarError
@@ -20,12 +21,14 @@ def main(words):
     parser.add_argument("--search", choices=("on", "off"), default="on",
                         help="let held-back text decide clipping (on); its rows lie beside OUT until that is done")
     parser.add_argument("--statistics-only", action="store_true", help="write the sums alone, for oscar-bundle merge or fit")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_run_options(parser)
     arguments = parser.parse_args(words)
     try:
         from ..calibration import calibrate
         calibrate(arguments.model, arguments.corpus, arguments.out, search=arguments.search,
-                  statistics_only=arguments.statistics_only, fit_options=fit_options, progress=progress, **run_options(arguments))
+                  statistics_only=arguments.statistics_only, fit_options=fit_options, force=arguments.force, progress=progress,
+                  **run_options(arguments))
     except (OscarError, OSError, ValueError) as error:
         return failed(error)
     print(f"{_line()}{arguments.out}: {'statistics' if arguments.statistics_only else 'bundle'} of {arguments.model}",
@@ -45,7 +48,8 @@ def progress(layer, layers):
 
 
 def failed(error):
-    words = str(error).replace("trust_remote_code=True", "--trust-remote-code")
+    words = str(error).replace("trust_remote_code=True", "--trust-remote-code").replace("force=True", "--force")
+    words = re.sub(r"\bsequence_length=(\d+)", r"--sequence-length \1", words)
     print(f"{_line()}error: {words}", file=sys.stderr)
     return 1
 

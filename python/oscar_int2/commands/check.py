@@ -37,7 +37,7 @@ def main(words):
     try:
         import vllm
     except ImportError as error:
-        print(f"error: vLLM is not here ({error}): pip install 'dist/NAME.whl[vllm]'", file=sys.stderr)
+        print(f"error: vLLM is not here ({error}); the wheel brings it with its extra vllm (docs/vllm.md)", file=sys.stderr)
         return 1
     from .. import weights
     from ..vllm import layers, register, settings

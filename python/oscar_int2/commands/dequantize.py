@@ -131,7 +131,10 @@ def refuse_no_file(path: pathlib.Path):
 
 
 def write_folder(gguf: pathlib.Path, out: pathlib.Path):
-    """Writes config.json, generation_config.json, model.safetensors and the tokenizer. Raises OscarError for its RoPE."""
+    """Writes config.json, generation_config.json, model.safetensors and the tokenizer; returns how many tensors, and their bytes.
+
+    Raises OscarError for its RoPE.
+    """
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -151,7 +154,19 @@ def write_folder(gguf: pathlib.Path, out: pathlib.Path):
     # No temperature, no penalty: vLLM takes them from here when a request leaves them open.
     ends = {key: config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     (out / "generation_config.json").write_text(json.dumps({"do_sample": False, **ends}, indent=1) + "\n")
+    beside = gguf.parent / "chat_template.jinja"
+    if not tokenizer.chat_template and beside.is_file():  # which the programs read, too
+        tokenizer.chat_template = beside.read_text()
     tokenizer.save_pretrained(out)
+    return len(tensors), sum(tensor.nbytes for tensor in tensors.values())
+
+
+def size_text(count):
+    """Bytes in the largest unit of which there is one."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.3g} {unit}"
+    return f"{count / 1024:.3g} KiB"
 
 
 def main(words):
@@ -174,14 +189,14 @@ def main(words):
         whole = pathlib.Path(scratch, "whole")
         whole.mkdir()
         try:
-            write_folder(arguments.gguf, whole)
+            tensors, size = write_folder(arguments.gguf, whole)
             rotations = rotations_in(arguments.gguf)
         except OscarError as error:
             sys.exit(f"dequantize: {arguments.gguf}: {error}")
         except Exception as error:  # readers of a damaged file raise what they meet
             sys.exit(f"dequantize: transformers cannot read {arguments.gguf}: {type(error).__name__}: {error}")
         whole.replace(arguments.out)  # it appears whole or not at all
-    print(f"wrote {arguments.out}")
+    print(f"wrote {arguments.out}: {tensors} tensors in bf16, {size_text(size)} (the file has {size_text(arguments.gguf.stat().st_size)})")
     if rotations:
         print(f"left out {rotations} rotations (attn_k_rot, attn_v_rot), which are of the cache and no weights: serve the folder "
               "with the bundle that they were exported from")

@@ -34,6 +34,8 @@ def main(words):
           f"{found['tokens']} tokens from position {found['first_position']} on; {errors_of(found)}")
     if not found["overlap"]["known"]:
         print("the bundle does not tell whether it was calibrated on this text")
+    for caution in found["cautions"]:
+        print(f"CAUTION: {caution['sentence']}")
     return 0
 
 

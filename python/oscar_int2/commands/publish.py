@@ -50,7 +50,7 @@ def parse(words):
     parser.add_argument("--no-exports", action="store_true", help="no files of other backends")
     parser.add_argument("--allow", action="append", default=[], metavar="CAUTION",
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
-                        "text), little-text (the calibration text is not enough, or too little to judge) or "
+                        "text), little-text (the calibration text is not enough, or could not be judged) or "
                         "few-tokens (the evaluation has too few for intervals)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder to make")
     arguments, unknown = parser.parse_known_args(words)

@@ -32,7 +32,7 @@ from ..transformers_version import require_version
 from ..weights import check_model as check_weights
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
-from .prompts import check_mode
+from .prompts import check_mode, demote_block_of
 from .verify import Verification
 
 __all__ = ["OscarCache", "apply", "remove"]
@@ -47,7 +47,8 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
 
     `bundle`: a Bundle or a path. `max_tokens`: tokens a row, prompt and answer, that generate() makes
     room for at least; it keeps its cache for the next call, and makes a larger one when it must.
-    `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more.
+    `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more; with prompts="int2" the
+    bundle's, as in oscar-eval.
     `prompts`: "exact", or "int2", where a prompt's tokens read as 2-bit rows what has left the exact
     windows, as if they came one by one: for evaluation, where model(ids) is then what is served.
     `verify`: quote a passage from some thousand tokens back over the cache, and compare its log
@@ -68,10 +69,11 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     bundle.require_unedited()
     attentions = _attentions(inner, bundle)
     check_mode(prompts)
-    check_weights(bundle, inner, {module.layer_idx: module for module in attentions}, weights, "apply")
+    demote_block = demote_block_of(prompts, bundle.quantizer, demote_block)
+    compared = check_weights(bundle, inner, {module.layer_idx: module for module in attentions}, weights, "apply")
     remove(inner)
     verification = Verification(inner, bundle, demote_block, verify) if verify else None
-    applied = Applied(inner, bundle, max_tokens, demote_block, prompts)
+    applied = Applied(inner, bundle, max_tokens, demote_block, prompts, compared)
     for module in (inner, *attentions):
         setattr(module, NAME, applied)
     _set_attention(inner, NAME)

@@ -29,8 +29,9 @@ OTHER_CACHE = ("a {} in place of an OscarCache(model, batch, max_tokens); prefix
 class Applied:
     """The bundle in one model, and the memory that its generate() uses."""
 
-    def __init__(self, model, bundle, max_tokens, demote_block, prompts):
+    def __init__(self, model, bundle, max_tokens, demote_block, prompts, weights):
         self.bundle, self.max_tokens, self.demote_block = bundle, max_tokens, demote_block
+        self.weights = weights  # "same", or what else weights.check() says
         self.scoring = Scoring(prompts, bundle.quantizer.served(demote_block))
         self.implementation = model.config._attn_implementation
         self.codecs = None    # on the device, shared by all caches
@@ -47,6 +48,7 @@ class Applied:
         self.busy = threading.RLock()  # held by generate(): callers in other threads wait
         self.caches = weakref.WeakSet()  # that are in use, for status()
         self.refused = 0                 # rows of a batch that could not be held
+        self.last = 0, 0                 # tokens of the last run in 2 bits, and exactly, for status()
 
     def __deepcopy__(self, memo):
         """Of a model that is copied: the copy has hooks and memory of its own."""
@@ -148,6 +150,7 @@ class Applied:
                 result = original(*args, **kwargs)
                 if self.calls[-1] is not None:
                     self.calls[-1].check_rows()
+                    self.last = self.calls[-1].paged.held_tokens()
                 return result
             finally:
                 self.calls.pop()

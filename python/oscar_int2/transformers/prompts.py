@@ -14,6 +14,12 @@ MODES = ("exact", "int2")
 LOGGER = logging.getLogger("oscar_int2")
 
 
+def demote_block_of(prompts, format, asked):
+    """As PagedCache.int2() takes it: `asked`, else what a server takes (None), or in measuring, as oscar-eval does, the
+    bundle's own."""
+    return format.demote_block if prompts == "int2" and asked is None else asked
+
+
 def check_mode(prompts):
     if prompts not in MODES:
         raise ValueError(f"prompts={prompts!r}; expected one of {', '.join(map(repr, MODES))}")
@@ -24,7 +30,7 @@ class Scoring:
     """Forward passes without a cache, of one model that apply() prepared."""
 
     def __init__(self, prompts, format):
-        self.prompts, self.warned = prompts, False
+        self.prompts, self.format, self.warned = prompts, format, False
         self.exact_tokens = format.sink_tokens + format.recent_tokens
 
     def cache(self, applied, base, kwargs):
@@ -46,6 +52,12 @@ class Scoring:
                    "with prompts='exact'")
         cache = _PassCache.over(applied, applied.memory(batch, columns, inputs.device))
         cache.counted = True
+        if not self.format.history_tokens(columns) and not any(applied.calls) and not self.warned:
+            self.warned = True
+            LOGGER.warning(
+                "oscar_int2: a pass of %d tokens reads no row in 2 bits: the first one leaves the exact windows at %d "
+                "tokens. These logits are the BF16 baseline's, so take longer texts to measure the cache", columns,
+                self.exact_tokens + self.format.demote_block)
         return cache
 
 
@@ -63,3 +75,4 @@ class _PassCache(OscarCache):
     def end(self):
         super().end()
         self.check_rows()
+        self.owner.last = self.paged.held_tokens()

@@ -30,6 +30,7 @@ Bundle sample_bundle() {
   bundle.fitted_by = "0.0.9 (aaa)";
   bundle.corpus.sources = {{.name = "a|b.jsonl", .sha256 = "abc"}};
   bundle.corpus.tokens = 12345;
+  bundle.convergence = {{"enough", true}};
   return bundle;
 }
 
@@ -119,15 +120,30 @@ TEST(Card, CautionsOfTextThatIsSharedOrNotEnoughOnEitherSide) {
                   "\n> **Caution** (`shared-text`): 37% of the evaluation's 13-grams"));
   json = sample_report();
   json["resampling_units"] = 7;
-  EXPECT_TRUE(has(model_card(sample_bundle(), request_with(json)),
-                  "\n> **Caution** (`few-tokens`): the evaluation counts 7,552 tokens"));
+  EXPECT_TRUE(
+      has(model_card(sample_bundle(), request_with(json)),
+          "\n> **Caution** (`few-tokens`): the evaluation counts 7,552 tokens in 7 pieces of "
+          "at most 512 tokens (2 sequences), too few"));
   Bundle bundle = sample_bundle();
   bundle.convergence = {{"problem", "the text is one batch"}};
   EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
                   "could not be judged: the text is one batch"));
+  bundle.convergence = nullptr;  // merged, imported, or of another engine
+  EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
+                  "\n> **Caution** (`little-text`): the calibration text of x.h5 could not be "
+                  "judged: the file keeps no verdict on it."));
   bundle.convergence = {{"enough", false}, {"fall_per_doubling", 0.03}};
   EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
                   "\n> **Caution** (`little-text`): the calibration text of "));
+}
+
+TEST(Card, SaysOfWhichPiecesItsIntervalsAre) {
+  Json json = sample_report();
+  EXPECT_TRUE(
+      has(model_card(sample_bundle(), request_with(json)),
+          "- Intervals take as independent: 16 pieces of at most 512 tokens (2 sequences)\n"));
+  json["sequences"] = json["resampling_units"] = 16;
+  EXPECT_FALSE(has(model_card(sample_bundle(), request_with(json)), "independent"));
 }
 
 TEST(Card, NamesExportsOfItsOwnBundleAlone) {

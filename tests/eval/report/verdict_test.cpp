@@ -58,6 +58,10 @@ TEST(Verdict, SharedTextAndLittleTextAreLinesThatKeepItFromBeingClose) {
   EXPECT_EQ(verdict_of(unknown).standing, Standing::kCare);
   EXPECT_EQ(verdict_of(unknown).checks.back().measured,
             "could not be judged: the text is one batch");
+  const Json none = of_bundle("convergence", nullptr);
+  EXPECT_EQ(verdict_of(none).standing, Standing::kCare);
+  EXPECT_EQ(verdict_of(none).checks.back().measured,
+            "could not be judged: the file keeps no verdict on it");
 }
 
 TEST(Verdict, FewTokensHaveNoIntervalAndKeepItFromBeingClose) {
@@ -67,8 +71,20 @@ TEST(Verdict, FewTokensHaveNoIntervalAndKeepItFromBeingClose) {
   const Verdict verdict = verdict_of(r);
   EXPECT_EQ(verdict.standing, Standing::kCare);
   EXPECT_EQ(verdict.checks.back().measured, "704 tokens");
+  EXPECT_EQ(verdict.checks.back().limits, "at least 8 sequences or 4,096 tokens");
   EXPECT_NE(all_sentences(verdict).find("too few tokens to tell them apart"), std::string::npos);
   EXPECT_EQ(verdict.checks[0].measured.find('['), std::string::npos) << verdict.checks[0].measured;
+}
+
+TEST(Verdict, OfAModelWithoutALayerIn2BitsJudgesNothing) {
+  Json r = report_sample::report();
+  r["model"]["quantized_layers"] = 1;
+  EXPECT_EQ(verdict_of(r).standing, Standing::kClose);
+  r["model"]["quantized_layers"] = 0;
+  const Verdict verdict = verdict_of(r);
+  EXPECT_EQ(verdict.standing, Standing::kUnknown);
+  EXPECT_EQ(verdict.judged, nullptr);
+  EXPECT_EQ(verdict.headline, "No layer of this model is in 2 bits: every window stays in BF16.");
 }
 
 TEST(Verdict, APortableVariantThatCostsManyTimesTheLossIsNotToBeServed) {

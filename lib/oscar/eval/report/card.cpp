@@ -109,7 +109,8 @@ BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const s
   const std::string weights = text_at(part(report, "model"), "weights_fingerprint");
   const std::string& own = bundle.model.weights_fingerprint;  // empty: oscar-eval compared samples
   if (!own.empty() && weights != own) {
-    refuse(file, "the evaluation is of other weights", own, weights);
+    refuse(file, "the evaluation is of other weights", own, weights,
+           "evaluate the files that were calibrated, and not a copy in another format");
   }
   if (!evaluation.data.partial.empty()) {
     refuse(file, "the evaluation was stopped before its end", "", evaluation.data.partial,
@@ -292,6 +293,9 @@ std::string evaluation_section(const BundleEvaluation& evaluation) {
   }
   if (data.has_needles) {
     how.push_back(fmt::format("{} needle prompts per method", count(data.needle_prompts)));
+  }
+  if (data.has_text && data.resampling_units != data.sequences) {
+    how.push_back("Intervals take as independent: " + data.pieces);
   }
   for (const auto& [label, value] : data.facts) {
     const std::set<std::string> told = {

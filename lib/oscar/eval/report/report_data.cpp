@@ -69,7 +69,8 @@ std::optional<Caution> other_cache_than_served(const Json& bundle, const std::st
 void add_of_bundle(const Json& bundle, const std::string& method, std::vector<Caution>& list) {
   if (auto caution = other_cache_than_served(bundle, method)) list.push_back(std::move(*caution));
   if (auto caution = shared_text(bundle, method)) list.push_back(std::move(*caution));
-  if (auto caution = little_text(entry_of(bundle, "convergence"), method, name_of_file(bundle))) {
+  if (!bundle.is_object() || !bundle.contains("convergence")) return;  // earlier reports
+  if (auto caution = little_text(bundle.at("convergence"), method, name_of_file(bundle))) {
     list.push_back(std::move(*caution));
   }
 }
@@ -103,13 +104,26 @@ std::optional<Caution> few_tokens(const Json& report) {
   return Caution{.kind = "few-tokens",
                  .method = "",
                  .measured = measured,
-                 .sentence = fmt::format("the evaluation counts {}, too few for 95% intervals; use "
-                                         "{} sequences or {} tokens and more",
-                                         measured, kFewestUnits,
+                 .sentence = fmt::format("the evaluation counts {} in {}, too few for 95% "
+                                         "intervals; use {} sequences or {} tokens and more",
+                                         measured, resampling_words(report), kFewestUnits,
                                          count(static_cast<double>(kFewestUnits * kUnitTokens)))};
 }
 
 }  // namespace
+
+std::string resampling_words(const Json& report) {
+  const double units = number_at(report, "resampling_units"),
+               sequences = number_at(report, "sequences");
+  if (!std::isfinite(units) || !std::isfinite(sequences)) return "";
+  const auto counted = [](double number, const char* what) {
+    return fmt::format("{} {}{}", count(number), what, number == 1 ? "" : "s");
+  };
+  const bool whole = units == sequences && sequences >= static_cast<double>(kFewestUnits);
+  if (whole) return counted(sequences, "sequence");
+  return fmt::format("{} of at most {} tokens ({})", counted(units, "piece"), kUnitTokens,
+                     counted(sequences, "sequence"));
+}
 
 std::vector<Caution> cautions_of(const Json& report) {
   std::vector<Caution> list;
@@ -124,14 +138,16 @@ std::vector<Caution> cautions_of(const Json& report) {
 
 std::optional<Caution> little_text(const Json& record, const std::string& method,
                                    const std::string& file) {
-  if (const Json& problem = entry_of(record, "problem"); problem.is_string()) {
-    const std::string measured = "could not be judged: " + problem.get<std::string>();
+  const Json &problem = entry_of(record, "problem"), &enough = entry_of(record, "enough");
+  if (problem.is_string() || !enough.is_boolean()) {
+    const std::string measured =
+        "could not be judged: " + (problem.is_string() ? problem.get<std::string>() : kNoVerdict);
     return Caution{.kind = "little-text",
                    .method = method,
                    .measured = measured,
                    .sentence = fmt::format("the calibration text of {} {}", file, measured)};
   }
-  if (!needs_more_text(record)) return std::nullopt;
+  if (enough == true) return std::nullopt;
   const double fall = number_at(record, "fall_per_doubling"),
                needed = number_at(record, "tokens_needed");
   std::string measured = "not enough";
@@ -371,7 +387,7 @@ void read_facts(const Json& report, ReportData& data) {
         fmt::format("{} predicted tokens in {} sequences of at most {}, from position {} on",
                     count(data.tokens), count(data.sequences), count(data.longest),
                     count(data.first_position)));
-    add("Resampling units", count(data.resampling_units));
+    add("Independent pieces", data.pieces);
   }
   add("Mode", data.mode);
   add("Engine", get_text(report, "engine"));
@@ -462,6 +478,7 @@ ReportData read_report(const Json& report) {
   data.local_elements = get_figure(at(model, "local_windows"), "elements_per_token");
   data.max_positions = get_figure(model, "max_positions");
   data.num_layers = get_figure(model, "num_layers");
+  data.quantized_layers = get_figure(model, "quantized_layers");
   data.has_bundle = at(report, "bundle").is_object();
   data.bundle = get_text(at(report, "bundle"), "file");
   data.serving_sha256 = get_text(at(report, "bundle"), "serving_sha256");
@@ -477,6 +494,7 @@ ReportData read_report(const Json& report) {
   data.longest = get_figure(report, "longest_sequence");
   data.kl_floor = get_figure(report, "kl_floor");
   data.resampling_units = get_figure(report, "resampling_units");
+  data.pieces = resampling_words(report);
   data.position_offset = get_figure(report, "position_offset");
   data.has_needles = at(report, "needle").is_object();
   data.needle_prompts = get_figure(at(report, "needle"), "prompts");

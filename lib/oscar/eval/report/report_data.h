@@ -33,10 +33,15 @@ struct Caution {
   std::string sentence;  // all of it, without a full stop
 };
 
+// What its intervals treat as independent: "23 sequences", or "16 pieces of at most 512 tokens (2
+// sequences)" where there are fewer than kFewestUnits or --stride joins them. "" without figures.
+std::string resampling_words(const Json& report);
+
 // Of a report of oscar-eval (eval/SCHEMA.md) of any shape: what cannot be read is left out.
 std::vector<Caution> cautions_of(const Json& report);
 
-// Of the convergence record of a bundle (bundle/SCHEMA.md) that people know as `file`.
+// Of the convergence record of a bundle (bundle/SCHEMA.md) that people know as `file`. Without one,
+// or with one that says neither yes nor no, the text could not be judged.
 std::optional<Caution> little_text(const Json& record, const std::string& method,
                                    const std::string& file);
 
@@ -125,7 +130,9 @@ struct ReportData {
   std::string partial;  // what a stopped run has counted, in words; "" for a whole one
   bool has_bundle = false, has_text = false, has_needles = false;
   Figure tokens, sequences, first_position, longest, kl_floor, resampling_units, position_offset;
+  std::string pieces;  // resampling_words
   Figure elements_per_token, max_positions, num_layers;
+  Figure quantized_layers;  // absent in earlier reports
   // Of the local layers' windows, which stay in BF16: tokens, and numbers of each; of all layers.
   Figure local_window, local_elements;
   // Bytes of those windows, in BF16, of one request of so many tokens; 0 without local layers.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "oscar/bundle/edit.h"
 #include "oscar/eval/report/figures.h"
 
 namespace oscar {
@@ -132,9 +133,11 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
     };
     constexpr Words kWords[] = {
         {"shared-text", "Text shared with calibration", "at most 1%"},
-        {"little-text", "Calibration text", "a cost of at most 2% of predicted loss"},
-        {"few-tokens", "Evaluation text", "enough for 95% intervals"},
+        {"little-text", "Calibration text",
+         "the choice of text costs at most 2% of predicted loss"},
+        {"few-tokens", "Evaluation text", "at least 8 sequences or 4,096 tokens"},
         {"other-cache", "Cache", "the one that is served"}};
+    static_assert(kFewestUnits == 8 && kFewestUnits * kUnitTokens == 4096);  // as said there
     const Words* const words =
         std::ranges::find_if(kWords, [&](const Words& w) { return caution.kind == w.kind; });
     if (words == std::end(kWords)) continue;
@@ -311,6 +314,11 @@ Verdict judge(const ReportData& data) {
   verdict.not_measured = gaps(data, verdict.judged);
   if (!verdict.judged) {
     verdict.headline = "No method at 2 bits was compared, so there is nothing to judge.";
+    return verdict;
+  }
+  if (data.quantized_layers == 0.0) {
+    verdict.judged = nullptr;
+    verdict.headline = as_sentence(kNothingQuantized);
     return verdict;
   }
   const MethodFigures& m = *verdict.judged;

@@ -82,9 +82,11 @@ Texts templates_of(const Json& value) {
   return texts;
 }
 
+constexpr const char* kTemplateName = "chat_template.jinja";
+
 Texts templates_in(const fs::path& folder) {
-  if (fs::exists(folder / "chat_template.jinja")) {
-    Texts texts = {{"default", read_text_file(folder / "chat_template.jinja", kMaxConfigBytes)}};
+  if (fs::exists(folder / kTemplateName)) {
+    Texts texts = {{"default", read_text_file(folder / kTemplateName, kMaxConfigBytes)}};
     std::error_code status;
     for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", status)) {
       if (entry.path().extension() != ".jinja") continue;
@@ -127,9 +129,14 @@ ChatTemplate gguf_chat_template(const GgufFile& file) {
                                                              {"sep_token", "seperator_token_id"},
                                                              {"pad_token", "padding_token_id"}};
   ChatTemplate result;
-  const auto text = file.text(kGgufChatTemplate);
-  if (!text) return result;
-  result.texts["default"] = std::string(*text);
+  const fs::path beside = file.path().parent_path() / kTemplateName;
+  if (const auto text = file.text(kGgufChatTemplate)) {
+    result.texts["default"] = std::string(*text);
+  } else if (fs::exists(beside)) {
+    result.texts["default"] = read_text_file(beside, kMaxConfigBytes);
+  } else {
+    return result;
+  }
   const auto tokens = file.texts("tokenizer.ggml.tokens");
   for (const auto& [name, key] : kTokens) {
     const auto id = file.integer(std::string("tokenizer.ggml.") + key);
@@ -158,17 +165,40 @@ std::vector<std::string> gguf_files_in(const fs::path& folder) {
   return names;
 }
 
+constexpr const char* kMergeAdapter =
+    "merge it into its model with peft: AutoPeftModelForCausalLM"
+    ".from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED); "
+    "copy the tokenizer's files beside it";
+
+// "an adapter of org/base" of a folder's adapter_config.json; none where there is no such file.
+std::optional<std::string> adapter_in(const fs::path& folder) {
+  const fs::path file = folder / "adapter_config.json";
+  if (!fs::exists(file)) return std::nullopt;
+  const Json json = read_json_file(file);
+  const Json base = json.is_object() ? json.value("base_model_name_or_path", Json()) : Json();
+  return base.is_string() ? "an adapter of " + base.get<std::string>() : "";
+}
+
+void warn_of_adapter(Checkpoint& checkpoint) {
+  std::optional<std::string> adapter;
+  try {
+    adapter = adapter_in(checkpoint.folder);
+  } catch (const Error&) {
+    adapter = "";  // transformers refuses it, too
+  }
+  if (!adapter) return;
+  checkpoint.warnings.push_back(fmt::format(
+      "{}: beside the model lies {} (adapter_config.json). It is not used here, and transformers "
+      "loads it:\n  {}. Or move adapter_config.json away",
+      checkpoint.folder.string(), adapter->empty() ? "an adapter" : *adapter, kMergeAdapter));
+}
+
 [[noreturn]] void refuse_without_config(const fs::path& folder) {
-  const fs::path adapter = folder / "adapter_config.json";
-  if (fs::exists(adapter)) {
-    const Json json = read_json_file(adapter);
-    const Json base = json.is_object() ? json.value("base_model_name_or_path", Json()) : Json();
+  if (const auto adapter = adapter_in(folder)) {
     throw Error({.what = "the folder holds an adapter (LoRA), not a model",
                  .where = folder.string(),
-                 .found = base.is_string() ? "an adapter of " + base.get<std::string>() : "",
-                 .hint = "merge it into its model with peft: AutoPeftModelForCausalLM"
-                         ".from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED); "
-                         "copy the tokenizer's files beside it"});
+                 .found = *adapter,
+                 .hint = kMergeAdapter});
   }
   if (const auto files = gguf_files_in(folder); !files.empty()) {
     throw Error({.what = "the folder holds GGUF files and no config.json",
@@ -272,6 +302,7 @@ Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_s
   checkpoint.name = model_name(folder, stated.is_string() ? stated.get<std::string>() : "");
   auto files = std::make_shared<const SafetensorsWeights>(folder);
   add_notes(checkpoint, *files);
+  warn_of_adapter(checkpoint);
   if (checkpoint.config.fp8) {
     checkpoint.weights = std::make_shared<Fp8Weights>(files, *checkpoint.config.fp8);
   } else if (has_other_scales(*files)) {

@@ -26,8 +26,9 @@ struct Checkpoint {
   std::string config_sha256;     // of config.json as it is on disk, or as GGUF would have it
   std::string tokenizer_sha256;  // of tokenizer.json, or of GGUF's tokenizer; empty when absent
   ChatTemplate chat_template;
-  std::string chat_template_sha256;  // of the text of the one named default; empty when absent
-  std::vector<std::string> notes;    // what of the files is not used, or other than they say
+  std::string chat_template_sha256;   // of the text of the one named default; empty when absent
+  std::vector<std::string> notes;     // what of the files is not used, or other than they say
+  std::vector<std::string> warnings;  // the same where other programs run another model
 
   bool is_gguf() const { return path != folder; }
 };
@@ -46,8 +47,8 @@ std::optional<Json> unread_quantization(const Json& config, const std::string& s
 // The chat templates of a folder: chat_template.jinja (with those of additional_chat_templates),
 // else chat_template.json, else the entry of tokenizer_config.json, which may be a list of named
 // ones; empty when there is none. Its special tokens are those of tokenizer_config.json, else of
-// special_tokens_map.json. Of a GGUF file, tokenizer.chat_template, and the tokens that its
-// metadata names by id.
+// special_tokens_map.json. Of a GGUF file, tokenizer.chat_template, else chat_template.jinja
+// beside the file, and the tokens that its metadata names by id.
 ChatTemplate read_chat_template(const std::filesystem::path& model);
 
 // The text of tokenizer.json, of a GGUF file in its manner (gguf_tokenizer.h); none when there is

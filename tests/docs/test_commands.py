@@ -255,7 +255,7 @@ class Commands(ProgramTest):
         table = next(block.text for block in self.files["README.md"].blocks()
                      if block.text.startswith("method "))
         shown = [line.split() for line in self.said.splitlines()]
-        head, last = table.splitlines()[0].split(), table.splitlines()[-1].split()
+        head, last = table.splitlines()[0].split(), table.splitlines()[-2].split()
         self.assertTrue(any(line[:len(head)] == head for line in shown), head)
         self.assertTrue(last in shown, last)
         self.assertTrue(json.loads((self.folder / "my-qwen3.json").read_text())["needle"])

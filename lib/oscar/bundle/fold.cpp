@@ -14,7 +14,7 @@
 #include "oscar/base/files.h"
 #include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/bundle/weight_samples.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/io/gguf.h"

@@ -7,7 +7,7 @@
 
 #include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/bundle/weight_samples.h"
 #include "oscar/calibrate/corpus.h"
 #include "oscar/fit/convergence.h"

@@ -8,7 +8,7 @@
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/coverage.h"
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/bundle/measured.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/evaluation_cost.h"

@@ -14,6 +14,7 @@
 #include "oscar/base/process.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/model/checkpoint/text.h"

@@ -317,9 +317,8 @@ def check(config: VllmConfig):
         ("--mamba-cache-mode all", getattr(cache, "mamba_cache_mode", None) == "all", "--mamba-cache-mode align"),
         ("prefix caching of linear attention on several ranks", model.is_hybrid and cache.enable_prefix_caching
          and max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1, "--no-enable-prefix-caching"),
-        ("prefix caching of linear attention with drafts", model.is_hybrid and cache.enable_prefix_caching and method,
-         "--no-enable-prefix-caching"),
-        (f"drafts by {method} for {others}", mixed and method not in (None, "ngram"),
+        ("drafts for a model with linear attention", model.is_hybrid and method, "leave them out"),
+        (f"drafts by {method} for a model with windows", mixed and method not in (None, "ngram"),
          "ngram: blocks of a drafter's own layers would take the room of 2-bit rows"),
         ("drafts by a model with windows or linear attention", method == "draft_model" and layers.sees_less(
             config.speculative_config.draft_model_config.hf_text_config), "one whose layers all see all tokens"),

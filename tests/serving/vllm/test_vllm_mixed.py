@@ -5,9 +5,7 @@ Random models. What a layer holds and gives is held against float64, and answers
 cache, which is worked out in float32 without the plugin."""
 import contextlib
 import dataclasses
-import pathlib
 import re
-import tempfile
 import types
 import unittest
 from unittest import mock
@@ -15,7 +13,6 @@ from unittest import mock
 import vllm_case as case
 import family_case as family
 import torch
-from draft_case import Drafts, write_eagle_head
 from overlapped import overlapped
 from vllm_case import needs_vllm
 
@@ -278,10 +275,6 @@ class MixedTraffic(Mixed):
             bf16 = EngineArgs(str(self.family.folder), **options).create_engine_config()
         self.assertEqual(made.cache_config.enable_prefix_caching, bf16.cache_config.enable_prefix_caching)
         if made.model_config.is_hybrid:
-            with mock.patch.object(made, "speculative_config", types.SimpleNamespace(method="ngram")), \
-                    mock.patch.object(made.cache_config, "enable_prefix_caching", True), self.assertRaisesRegex(
-                        UnsupportedError, "prefix caching of linear attention with drafts"):
-                settings.check(made)
             with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
                     UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
                 settings.check(made)
@@ -292,8 +285,8 @@ class MixedTraffic(Mixed):
                     settings.check(made)
         for owner, name, value, words in (
                 (made.parallel_config, "enable_elastic_ep", True, "elastic expert parallelism"),
-                (made, "speculative_config", types.SimpleNamespace(method="eagle"),
-                 "drafts by eagle for a model with windows or linear attention in vLLM; ngram"),
+                (made, "speculative_config", types.SimpleNamespace(method="eagle"), "drafts for a model with linear attention"
+                 if made.model_config.is_hybrid else "drafts by eagle for a model with windows in vLLM; ngram"),
                 (made.cache_config, "mamba_cache_mode", "all", "--mamba-cache-mode all in vLLM; --mamba-cache-mode align"),
                 (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
                  "other than text in vLLM; --language-model-only")):
@@ -505,58 +498,6 @@ class Windows(MixedTraffic, Sharing, case.EngineTest):
 
     def test_logits_have_the_models_scale(self):
         self.assertEqual({layer.codec.sm_scale for layer in self.engine.builder.layers}, {20**-0.5})
-
-
-class Drafted(OneEngine):
-    """Drafts of the text itself, of which these random models take nearly none, and drafts that are taken."""
-
-    def answers(self, expected):
-        """Of three requests at a time: those of which `expected` names the answers get drafts of it, and some wrong
-        ones. Returns ([CompletionOutput], steps)."""
-        engine, finished, steps = self.engine, {}, 0
-        prompts = [engine.prompt(number, length) for number, length in ((0, 470), (1, 400), (2, 420))]
-        names = [engine.add(prompt, 70) for prompt in prompts]
-        with Drafts(engine, NGRAM["num_speculative_tokens"], vocabulary=family.VOCAB) as drafts:
-            drafts.texts |= dict(zip(names, expected))
-            while engine.core.has_unfinished_requests():
-                engine.step(finished)
-                steps += 1
-        apart, exact = zip(*(self.family.distances(prompt, finished[name]) for prompt, name in zip(prompts, names)))
-        self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
-        return [finished[name] for name in names], steps
-
-    def test_answers_are_the_same_with_drafts_that_are_taken_and_that_are_not(self):
-        outputs, slow = self.answers([])
-        for _ in range(3):
-            before = outputs
-            outputs, fast = self.answers([list(output.token_ids) for output in before])
-            for pair in zip(before, outputs):
-                self.same(*pair, "with other drafts")
-            if fast < 0.8 * slow:  # or an answer took another way where two tokens are equally probable
-                return
-        self.fail(f"{fast} steps with drafts that are right, {slow} with wrong ones")
-
-    def test_drafts_of_the_text_itself(self):
-        prompt = self.engine.prompt(3, 300) * 2
-        apart, exact = self.family.distances(prompt, self.engine.alone(prompt, 60))
-        self.assertLess(apart, family.SHARE * exact)
-
-
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-
-
-@needs_vllm
-@unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
-class WindowsDrafted(Drafted, case.EngineTest):
-    name, layers, kept = Windows.name, Windows.layers, Windows.kept
-    options = {**Windows.options, "speculative_config": NGRAM}
-
-
-@needs_vllm
-@unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
-class LinearDrafted(Drafted, case.EngineTest):
-    name, layers, kept = LinearAttention.name, LinearAttention.layers, LinearAttention.kept
-    options = {**LinearAttention.options, "enable_prefix_caching": False, "speculative_config": NGRAM}
 
 
 @needs_vllm

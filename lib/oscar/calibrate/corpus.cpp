@@ -78,7 +78,8 @@ TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& 
   size_t longest = 0;
   for (const auto& sequence : corpus.sequences) longest = std::max(longest, sequence.size());
   const CacheFormat& cache = options.quantizer;
-  const auto exact = static_cast<size_t>(cache.sink_tokens + cache.recent_tokens);
+  const size_t exact =
+      static_cast<size_t>(cache.sink_tokens) + static_cast<size_t>(cache.recent_tokens);
   if (attended_view(options) && longest <= exact) {
     return {longest_is_exact(cache), kNoCodedRow};
   }
@@ -167,7 +168,7 @@ TokenSequences sample_sequences(const CorpusOptions& corpus, int64_t tokens, Tra
   CorpusSource source;
   source.name = fmt::format("self:{}", tokens);
   source.kind = "self";
-  return pack_documents(std::move(documents), std::move(source), corpus);
+  return pack_documents(documents, std::move(source), corpus);
 }
 
 }  // namespace

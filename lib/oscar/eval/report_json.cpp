@@ -396,7 +396,7 @@ std::string increase_lines(const Json& report) {
       out += fmt::format(" [{}, {}]", share(d["low"]), share(d["high"]));
       intervals = true;
     }
-    out += "\n";
+    out += '\n';
   }
   if (out.empty()) return out;
   return (intervals ? "perplexity over bf16's  paired, 95% interval\n"

@@ -243,7 +243,7 @@ std::string place_in(const std::string& kind, int64_t number) {
 
 // A path as a word of a shell's command line.
 std::string shell_word(const std::filesystem::path& path) {
-  const std::string word = path.string();
+  std::string word = path.string();
   if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                              "@%+=:,./_-") == std::string::npos) {
     return word;

@@ -150,10 +150,10 @@ class Bundle:
 
     def check_shape(self, config):
         """check_model()'s part about the shape. What a config doesn't state of all layers alike is left out."""
-        heads, hidden = _stated(config, "num_attention_heads"), config.hidden_size
+        heads, hidden = stated_by(config, "num_attention_heads"), config.hidden_size
         self._check_fields(num_layers=config.num_hidden_layers, num_qo_heads=heads,
-                           num_kv_heads=_stated(config, "num_key_value_heads") or heads,
-                           head_dim=_stated(config, "head_dim") or (hidden // heads if heads else None), hidden_size=hidden)
+                           num_kv_heads=stated_by(config, "num_key_value_heads") or heads,
+                           head_dim=stated_by(config, "head_dim") or (hidden // heads if heads else None), hidden_size=hidden)
 
     def _check_fields(self, **theirs):
         """Those of `model`; None is not known."""
@@ -167,7 +167,7 @@ class Bundle:
     def check_numerics(self, config):
         """check_model()'s part about NUMERIC_KEYS. What either side doesn't state is left out."""
         for name, kept in self.model.numerics.items():
-            value = _stated(config, name)
+            value = stated_by(config, name)
             same = value == kept or (isinstance(kept, float) and isinstance(value, (int, float))
                                      and math.isclose(kept, value, rel_tol=1e-4))  # GGUF has 1e-6 as a float
             if value is not None and not same:
@@ -231,7 +231,7 @@ _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0, "truncate": True}  # of what bun
 _STATED_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
-def _stated(config, name):
+def stated_by(config, name):
     """A value of a config; None: it has none, or, in transformers, one for each layer."""
     try:
         return getattr(config, name, None)
@@ -249,7 +249,7 @@ def rope_of(config):
         found.setdefault("rope_theta", getattr(config, "rope_theta", None))
     found.setdefault("rope_type", found.pop("type", "default"))
     found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    turning, head_dim = getattr(config, "rotary_dim", None), _stated(config, "head_dim")
+    turning, head_dim = getattr(config, "rotary_dim", None), stated_by(config, "head_dim")
     if found["partial_rotary_factor"] is None and turning and head_dim:  # MiniMax-M2
         found["partial_rotary_factor"] = turning / head_dim
     if found["rope_type"] == "yarn":

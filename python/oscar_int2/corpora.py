@@ -9,11 +9,11 @@ import tempfile
 import numpy as np
 
 # Ends of names of corpus files, perhaps with a weight; and what a model writes itself.
-_NAME = re.compile(r"\.(npy|h5|txt|jsonl|json|parquet)(\.gz|\.zst)?(:[\d.]+)?$|^self:\w+$")
+_NAME = re.compile(r"\.(npy|h5|txt|jsonl|json|parquet)(\.gz|\.zst)?(:[\d.]+)?$|^self:\w+$", re.IGNORECASE)
 
 
 def _is_file(item) -> bool:
-    return isinstance(item, os.PathLike) or bool(_NAME.search(item)) or os.path.exists(item)
+    return isinstance(item, os.PathLike) or bool(_NAME.search(item)) or os.path.exists(re.sub(r":[\d.]+$", "", item))
 
 
 def kind_of(corpus) -> str:
@@ -53,6 +53,11 @@ def in_memory(corpus):
             if isinstance(row, dict) else row for row in rows]
 
 
+def _cell(cell):
+    """A cell of a table that JSON has no form for: an array's numbers, anything else in words."""
+    return cell.tolist() if hasattr(cell, "tolist") else str(cell)
+
+
 def _array(ids):
     return ids.detach().cpu().numpy() if hasattr(ids, "detach") else np.asarray(ids)
 
@@ -69,7 +74,7 @@ def rows_of(ids) -> list:
 def write_rows(rows, folder) -> pathlib.Path:
     """Texts and rows as lines of a .jsonl file."""
     path = pathlib.Path(folder, "texts.jsonl")
-    lines = (json.dumps(row if isinstance(row, dict) else {"text": row}, default=lambda cell: cell.tolist()) + "\n"
+    lines = (json.dumps(row if isinstance(row, dict) else {"text": row}, default=_cell) + "\n"
              for row in rows)  # arrays are cells of tables
     path.write_text("".join(lines), encoding="utf-8")
     return path

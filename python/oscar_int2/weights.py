@@ -5,6 +5,7 @@ of the norms of queries and keys, as bf16 numbers (lib/oscar/bundle/weight_sampl
 milliseconds. Where either side has none, as quantized weights and bundles of earlier versions, the files
 of the model are compared with the fingerprint that the bundle stores (lib/oscar/io/weight_source.cpp).
 """
+import functools
 import hashlib
 import json
 import logging
@@ -294,16 +295,17 @@ class _OtherFiles(str):
 
 def _problem(bundle, layers, files):
     """What differs, as text; an Unknown; an _OfFiles; an _OtherFiles; or None: the weights in memory are those."""
-    difference, same = compare(bundle, layers), _of_calibration(bundle, files)
+    difference = compare(bundle, layers)
     if difference is not None and difference.differ:
         return str(difference)
     if difference is not None:
-        return None if same is not False or files.suffix == ".gguf" else _OtherFiles(
+        return None if _may_be_of_calibration(bundle, files) else _OtherFiles(
             f"the weights of q, k, v and o are those of the bundle, but the files in {files} are not those of the "
             "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
             "a fine-tune anew")
     why = ("the weights are quantized, or not in memory" if _has_samples(bundle) else
            "the bundle has no samples of its weights, as those of earlier versions")
+    same = _of_calibration(bundle, files)
     if same is None:
         return Unknown(f"weights could not be compared: {why}, and {_why_files_say_nothing(bundle, files)}")
     if same:
@@ -325,6 +327,14 @@ def _of_calibration(bundle, files):
     return None if bundle.model.file_sha256 else _is_of(files, bundle.model.weights_fingerprint)
 
 
+def _may_be_of_calibration(bundle, files):
+    """Whether nothing says that a model's files are others, where its weights in memory are the bundle's."""
+    try:
+        return files is not None and files.suffix == ".gguf" or _of_calibration(bundle, files) is not False
+    except (OSError, ValueError, KeyError):  # shards that are not there: weights came from elsewhere
+        return True
+
+
 def _why_files_say_nothing(bundle, files):
     if not bundle.model.weights_fingerprint:
         return "no fingerprint"
@@ -340,9 +350,10 @@ def _other_files(bundle, files):
             "of the same shape")
 
 
-def compare_files(bundle, model, revision=None):
-    """What a model's files say before its weights are loaded, in words. `model`, `revision`: as check() has them.
-    Raises BundleMismatchError for others than those of the calibration, where a server could compare nothing else."""
+def compare_files(bundle, model, revision=None, accepted=SAME, quantized=False):
+    """What a model's files say before its weights are loaded, in words. `model`, `revision`, `accepted`: as check() has
+    them. Raises BundleMismatchError for others than those of the calibration, where a server could compare nothing else:
+    the bundle has no samples, or the model's weights are `quantized`."""
     files = files_of(model, revision)
     same = _of_calibration(bundle, files)
     if same:
@@ -350,13 +361,21 @@ def compare_files(bundle, model, revision=None):
     later = "the server compares weights with the bundle's samples when it has loaded them"
     if same is None:
         return f"its files say nothing of the calibration ({_why_files_say_nothing(bundle, files)}); {later}"
-    if not _has_samples(bundle):
+    if accepted == ANY:
+        return "its files are not those of the calibration, and any weights are accepted"
+    if quantized or not _has_samples(bundle):
         raise BundleMismatchError(f"{bundle.path}: {_other_files(bundle, files)}")
     return f"its files are not those of the calibration: {later}"
 
 
 def _is_of(folder, made):
     """Whether a fingerprint is that of a folder's files, of whichever kind it is."""
+    stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.glob("*.safetensors")))
+    return _is_of_stamped(folder, made, stamps)
+
+
+@functools.lru_cache(maxsize=8)  # a model that is not of the bundle is read whole
+def _is_of_stamped(folder, made, stamps):
     return fingerprint(folder) == made or fingerprint(folder, all_bytes=True) == made
 
 

@@ -150,6 +150,10 @@ class Samples(WeightsTest):
         self.assertEqual(len(said.output), 2)
         for line in said.output:
             self.assertRegex(line, "weights of q, k, v and o are those .* files in .*mlp are not .* MLPs")
+        (folder / "model.safetensors").rename(folder / "gone")
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+        with silence(self):  # weights that came from elsewhere, and files that say nothing
+            self.served(model)
 
     def test_it_is_served_to_those_who_accept_any(self):
         with self.assertLogs("oscar_int2", "WARNING") as said:

@@ -493,7 +493,8 @@ struct SampleRelation {
 std::pair<double, std::string> coarsest_type(const std::filesystem::path& base) {
   std::pair<double, std::string> coarsest = {32, "F32"};
   const GgufFile file(base);
-  for (const auto& [name, tensor] : file.tensors()) {
+  for (const auto& [key, tensor] : file.tensors()) {
+    const std::string& name = key;  // clang 14 captures no structured binding
     const bool sampled = std::ranges::any_of(
         std::array{".attn_q.weight", ".attn_k.weight", ".attn_v.weight", ".attn_output.weight"},
         [&](const char* ending) { return name.ends_with(ending); });

@@ -63,7 +63,7 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     own_model = not isinstance(model, torch.nn.Module)
     model = load_model(model, device, dtype, trust_remote_code)
     require_stated_rope(model)
-    if not format.history_tokens(max(lengths)):
+    if max(lengths) <= format.sink_tokens + format.recent_tokens:
         _log.warning(f"no sequence is longer than the exact windows ({format.sink_tokens} + {format.recent_tokens} tokens): no "
                      "row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer sequences")
     split = Split(list(range(len(lengths))), [])

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
-from ..bundle import rope_of
+from ..bundle import rope_of, stated_by
 from ..errors import UnsupportedError
 from ..transformers_version import require_version
 from .interface import NAME
@@ -58,15 +58,16 @@ def require_one_rope(config, lengths):
         return
     raise ValueError(f"LongRoPE turns sequences of more than {original} tokens (original_max_position_embeddings) by other "
                      f"frequencies than shorter ones, and a bundle has one kind: expected sequences of one kind, found "
-                     f"{min(lengths)} to {max(lengths)} tokens; cut them with sequence_length={original}")
+                     f"{min(lengths)} to {max(lengths)} tokens; cut them with sequence_length={original}, or end the text before the short ones with max_tokens")
 
 
 def require_stated_rope(model):
     """Raises UnsupportedError for a model in memory that turns another part of each head than its config says: a version of
     transformers may not read what says it, and its activations are then not those of the model."""
     config = text_config(model)
-    stated, dim = rope_of(config)["partial_rotary_factor"], getattr(config, "head_dim", None)
-    for decoder in model.modules() if stated and dim else ():
+    stated, dim = rope_of(config)["partial_rotary_factor"], stated_by(config, "head_dim")
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # towers have RoPE of their own
+    for decoder in (decoder.modules() if stated and dim and decoder is not None else ()):
         found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
         if found is not None and hasattr(decoder, "layers") and 2 * len(found) != int(dim * stated):
             raise UnsupportedError(

@@ -23,12 +23,14 @@ def parser():
 
 
 def engine_config(model, options):
-    """vLLM's, of the options of vllm serve. Raises what making it raises."""
+    """(vLLM's configuration, options that are none of it), of the options of vllm serve: those of the server, such as
+    --port, change nothing here. Raises what making it raises."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     known = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="python -m oscar_int2 check"))
-    return EngineArgs.from_cli_args(known.parse_args(["--model", model, *options])).create_engine_config()
+    arguments, others = known.parse_known_args(["--model", model, *options])
+    return EngineArgs.from_cli_args(arguments).create_engine_config(), others
 
 
 def main(words):
@@ -45,9 +47,10 @@ def main(words):
     os.environ[settings.BUNDLE] = arguments.bundle
     try:
         register()
-        config = engine_config(arguments.model, options)
+        config, others = engine_config(arguments.model, options)
         bundle = settings.bundle(config)
-        files = weights.compare_files(bundle, config.model_config.model, config.model_config.revision)
+        files = weights.compare_files(bundle, config.model_config.model, config.model_config.revision,
+                                      settings.weights_of(config), config.model_config.quantization is not None)
     except (OscarError, OSError, ValueError) as error:
         print(f"error: vLLM {vllm.__version__} would not serve {arguments.model} over {arguments.bundle}: {error}",
               file=sys.stderr)
@@ -55,5 +58,6 @@ def main(words):
     held = sum(map(layers.is_int2, bundle.layers.values()))
     print(f"vLLM {vllm.__version__} would serve {arguments.model} over {arguments.bundle}: {held} of "
           f"{config.model_config.get_total_num_hidden_layers()} layers in 2 bits, {config.scheduler_config.max_num_seqs} "
-          f"requests at a time of up to {config.model_config.max_model_len} tokens; {files}")
+          f"requests at a time of up to {config.model_config.max_model_len} tokens; {files}"
+          + (f". Not looked at: {' '.join(others)}" if others else ""))
     return 0

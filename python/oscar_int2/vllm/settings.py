@@ -274,6 +274,7 @@ def check(config: VllmConfig):
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
     method = getattr(config.speculative_config, "method", None)
+    drafter = getattr(config.speculative_config, "draft_model_config", None)
     mixed = model.is_hybrid or layers.has_others(bundle(config))
     others = "a model with windows or linear attention"
     backend = getattr(attention.backend, "name", None)
@@ -320,8 +321,8 @@ def check(config: VllmConfig):
         ("drafts for a model with linear attention", model.is_hybrid and method, "leave them out"),
         (f"drafts by {method} for a model with windows", mixed and method not in (None, "ngram"),
          "ngram: blocks of a drafter's own layers would take the room of 2-bit rows"),
-        ("drafts by a model with windows or linear attention", method == "draft_model" and layers.sees_less(
-            config.speculative_config.draft_model_config.hf_text_config), "one whose layers all see all tokens"),
+        ("drafts by a model with windows or linear attention", method not in (None, "ngram") and drafter is not None
+         and layers.sees_less(drafter.hf_text_config), "one whose layers all see all tokens"),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,

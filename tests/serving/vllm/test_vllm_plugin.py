@@ -545,6 +545,8 @@ class Refusals(unittest.TestCase):
             content[-1] ^= 1
             shard.write_bytes(content)
             code, _, err = said(folder, case.BUNDLE)
+            with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
+                self.assertEqual(said(folder, case.BUNDLE, "--port", "8000")[0], 0)
         self.assertEqual(code, 1)  # this bundle has no samples by which a server could tell
         self.assertIn("a fine-tune of the calibrated model", err)
 

@@ -87,10 +87,13 @@ class EnoughText(TextOfABundle):
         short = ["--sink", 192]  # and 64 recent ones: sequences of 256 tokens stay exact
         copies = self.folder / "copies.txt"
         copies.write_text("".join(checkpoints.sample_text(2)) * 40)
+        loop = self.folder / "loop.txt"
+        loop.write_text("The same sentence again. " * 2000)
         for corpus, options, problem, hint in (
                 (self.corpus, short, "no sequence is longer than the exact windows (192 + 64 tokens)",
                  ": no row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer sequences"),
-                (copies, [], "% of the text repeats earlier text", ", in stretches of 64 tokens: ")):
+                (copies, [], "% of the text repeats earlier text", ", in stretches of 64 tokens: "),
+                (loop, [], "96% of the text repeats earlier text", ", in stretches of 64 tokens: ")):
             summary, result = self.convergence(*FIXED, *options, "--statistics-only", corpus=corpus)
             self.assertIn(problem, summary["convergence"]["problem"])
             self.assertIn(problem + hint, summary["warnings"][0])

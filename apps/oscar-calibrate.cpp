@@ -17,7 +17,7 @@
 #include "oscar/base/process.h"
 #include "oscar/base/strings.h"
 #include "oscar/bundle/backend_plan.h"
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/calibrate/recording.h"
 #include "oscar/fit/convergence.h"

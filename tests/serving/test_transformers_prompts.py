@@ -100,31 +100,26 @@ class AsSteps(unittest.TestCase):
                 with self.assertRaises(oscar_int2.CacheRowError):
                     model(ids)
 
-    def test_the_exact_way_says_once_what_its_logits_are(self):
+    def says_once(self, tokens, words, silent, **options):
+        """A pass over `tokens` warns in these words, the first time alone; generate() over them and a pass over
+        `silent` tokens do not."""
         model = small.random_model()
-        short, long = (torch.tensor(small.prompts(n)) for n in (16, 17))
-        with applied(model, small.random_bundle(), prompts="exact"), torch.no_grad():
+        warned, unwarned = (torch.tensor(small.prompts(n)) for n in (tokens, silent))
+        with applied(model, small.random_bundle(), **options), torch.no_grad():
             with self.assertNoLogs("oscar_int2"):
-                model(short)
-                model.generate(long, max_new_tokens=2)
+                model(unwarned)
+                model.generate(warned, max_new_tokens=2)
             with self.assertLogs("oscar_int2") as logged:
-                model(long)
-                model(long)
+                model(warned)
+                model(warned)
         self.assertEqual(len(logged.output), 1)
-        self.assertRegex(logged.output[0], "17 tokens.*BF16 baseline's.*prompts='int2'")
+        self.assertRegex(logged.output[0], words)
+
+    def test_the_exact_way_says_once_what_its_logits_are(self):
+        self.says_once(17, "17 tokens.*BF16 baseline's.*prompts='int2'", silent=16, prompts="exact")
 
     def test_a_pass_without_2_bit_rows_says_so_once(self):
-        model = small.random_model()
-        short, long = (torch.tensor(small.prompts(n)) for n in (16, 17))
-        with applied(model, small.random_bundle()), torch.no_grad():
-            with self.assertNoLogs("oscar_int2"):
-                model(long)
-                model.generate(short, max_new_tokens=2)
-            with self.assertLogs("oscar_int2") as logged:
-                model(short)
-                model(short)
-        self.assertEqual(len(logged.output), 1)
-        self.assertRegex(logged.output[0], "a pass of 16 tokens reads no row in 2 bits: .* at 17 tokens.*longer texts")
+        self.says_once(16, "a pass of 16 tokens reads no row in 2 bits: .* at 17 tokens.*longer texts", silent=17)
 
 
 class BesideOscarEval(unittest.TestCase):

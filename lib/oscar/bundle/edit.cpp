@@ -196,11 +196,6 @@ void require_statistics(const Bundle& bundle, const std::string& name) {
                .hint = "it was written with --no-statistics or stripped"});
 }
 
-bool has_quantized_layer(const Bundle& bundle) {
-  return std::ranges::any_of(bundle.layers,
-                             [](const LayerTransforms& layer) { return layer.geometry.quantized; });
-}
-
 bool names_its_text(const Bundle& bundle) {
   return !bundle.corpus.tokens_sha256.empty() ||
          std::ranges::any_of(bundle.corpus.sources,

@@ -36,11 +36,6 @@ Json held_back_part(const Bundle& bundle);
 // Throws Error naming the file, `name`, when it holds no statistics.
 void require_statistics(const Bundle& bundle, const std::string& name);
 
-// Whether a row of any layer is ever in 2 bits, and what is said where none is.
-inline constexpr const char* kNothingQuantized =
-    "no layer of this model is in 2 bits: every window stays in BF16";
-bool has_quantized_layer(const Bundle& bundle);
-
 // Whether `merge` can tell its text from another's, by a hash.
 bool names_its_text(const Bundle& bundle);
 

@@ -11,6 +11,7 @@
 #include "oscar/base/strings.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/cache/codec.h"

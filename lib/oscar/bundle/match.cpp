@@ -135,6 +135,11 @@ BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
           .file_sha256 = checkpoint.is_gguf() ? sha256_of_file(checkpoint.path) : ""};
 }
 
+bool has_quantized_layer(const Bundle& bundle) {
+  return std::ranges::any_of(bundle.layers,
+                             [](const LayerTransforms& layer) { return layer.geometry.quantized; });
+}
+
 std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
                                  const std::string& bundle_path) {
   const ModelConfig& config = checkpoint.config;

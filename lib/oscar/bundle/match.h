@@ -12,6 +12,11 @@ namespace oscar {
 // byte of the weights (WeightSource::fingerprint).
 BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
 
+// Whether a row of any layer is ever in 2 bits, and what is said where none is.
+inline constexpr const char* kNothingQuantized =
+    "no layer of this model is in 2 bits: every window stays in BF16";
+bool has_quantized_layer(const Bundle& bundle);
+
 // Throws Error naming the field that differs, with both values: shape of the model, rope as run,
 // kind and sliding window of each layer's attention, weights (a fine-tune of the same base differs
 // only there), tokenizer. Weights are compared by samples where the bundle and the checkpoint have

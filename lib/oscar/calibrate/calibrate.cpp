@@ -15,7 +15,7 @@
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/collector.h"

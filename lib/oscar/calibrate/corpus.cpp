@@ -61,23 +61,6 @@ double repeated_share(const std::vector<std::vector<int32_t>>& sequences) {
   return 1 - static_cast<double>(seen.size()) / static_cast<double>(sampled);
 }
 
-namespace {
-
-constexpr const char* kNoCodedRow =
-    ": no row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer "
-    "sequences";
-
-std::string longest_is_exact(const CacheFormat& cache) {
-  return fmt::format("no sequence is longer than the exact windows ({} + {} tokens)",
-                     cache.sink_tokens, cache.recent_tokens);
-}
-
-}  // namespace
-
-std::string short_sequences(const CacheFormat& cache) {
-  return longest_is_exact(cache) + kNoCodedRow;
-}
-
 TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& corpus) {
   size_t longest = 0;
   for (const auto& sequence : corpus.sequences) longest = std::max(longest, sequence.size());
@@ -85,7 +68,11 @@ TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& 
   const size_t exact =
       static_cast<size_t>(cache.sink_tokens) + static_cast<size_t>(cache.recent_tokens);
   if (attended_view(options) && longest <= exact) {
-    return {longest_is_exact(cache), kNoCodedRow};
+    return {
+        fmt::format("no sequence is longer than the exact windows ({} + {} tokens)",
+                    cache.sink_tokens, cache.recent_tokens),
+        ": no row is in 2 bits, so rows are weighted evenly and keys have no centers; use longer "
+        "sequences"};
   }
   const double repeated = repeated_share(corpus.sequences);
   if (repeated > kMostRepeated) {

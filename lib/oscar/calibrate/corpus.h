@@ -33,12 +33,11 @@ SplitCorpus split_corpus(const TokenSequences& corpus, CalibrateOptions& options
 struct TextProblem {
   std::string what, hint;
 };
-// Said of such short sequences.
-std::string short_sequences(const CacheFormat& cache);
 TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& corpus);
 
 // Share of the stretches of kRepeatedTokens tokens, within sequences, that an earlier one equals.
-// Estimated from those whose hash ends in zeros, so that copies count wherever they begin.
+// Of more than a million tokens it is estimated from stretches sampled by their hash, so that
+// copies count wherever they begin.
 inline constexpr int kRepeatedTokens = 64;
 inline constexpr double kMostRepeated = 0.5;
 double repeated_share(const std::vector<std::vector<int32_t>>& sequences);

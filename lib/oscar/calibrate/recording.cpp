@@ -10,7 +10,6 @@
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
 #include "oscar/calibrate/assemble.h"
-#include "oscar/calibrate/corpus.h"
 #include "oscar/calibrate/search/candidates.h"
 #include "oscar/calibrate/search/pass.h"
 #include "oscar/calibrate/search/search.h"
@@ -277,15 +276,6 @@ LayerDecision Searches::search(const LayerStatistics& all, const FitOptions& fit
                       read_held_back(recording, g, layer_rope, places, device));
 }
 
-// Rows were to count by attention in the 2-bit history, and there was none.
-bool has_no_coded_row(const std::vector<LayerStatistics>& sums) {
-  const auto is_weighted = [](const LayerStatistics& layer) { return !layer.attended.empty(); };
-  return std::ranges::any_of(sums, is_weighted) &&
-         std::ranges::all_of(sums, [](const LayerStatistics& layer) {
-           return std::ranges::all_of(layer.attended.k_weight, [](double w) { return w == 0; });
-         });
-}
-
 }  // namespace
 
 RecordedResult calibrate_recorded(Recording recording, const RecordedOptions& options,
@@ -296,7 +286,6 @@ RecordedResult calibrate_recorded(Recording recording, const RecordedOptions& op
       .bundle = {}, .device = describe(compute), .held_back_tokens = 0, .warnings = {}};
   const std::string name = (recording.folder / "statistics.h5").string();
   std::vector<LayerStatistics> sums = std::move(recording.all.statistics);
-  if (has_no_coded_row(sums)) result.warnings.push_back(short_sequences(options.refit.quantizer));
   Bundle all = recording.all;
   all.statistics = std::move(sums);
   std::optional<HeldBackPlaces> places;

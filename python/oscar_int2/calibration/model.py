@@ -58,7 +58,8 @@ def require_one_rope(config, lengths):
         return
     raise ValueError(f"LongRoPE turns sequences of more than {original} tokens (original_max_position_embeddings) by other "
                      f"frequencies than shorter ones, and a bundle has one kind: expected sequences of one kind, found "
-                     f"{min(lengths)} to {max(lengths)} tokens; cut them with sequence_length={original}, or end the text before the short ones with max_tokens")
+                     f"{min(lengths)} to {max(lengths)} tokens; cut them with sequence_length={original}, or end the text "
+                     "before the short ones with max_tokens")
 
 
 def require_stated_rope(model):
@@ -67,9 +68,9 @@ def require_stated_rope(model):
     config = text_config(model)
     stated, dim = rope_of(config)["partial_rotary_factor"], stated_by(config, "head_dim")
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # towers have RoPE of their own
-    for decoder in (decoder.modules() if stated and dim and decoder is not None else ()):
-        found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
-        if found is not None and hasattr(decoder, "layers") and 2 * len(found) != int(dim * stated):
+    for module in (decoder.modules() if stated and dim and decoder is not None else ()):
+        found = getattr(getattr(module, "rotary_emb", None), "inv_freq", None)
+        if found is not None and hasattr(module, "layers") and 2 * len(found) != int(dim * stated):
             raise UnsupportedError(
                 f"transformers {transformers.__version__} runs this model with other RoPE than its config says: "
                 f"partial_rotary_factor is {2 * len(found) / dim} here and {stated} in the config. Its activations are not the "

@@ -70,7 +70,7 @@ def declare_variables():
     from vllm import envs
 
     for name in VARIABLES + OF_PULL_REQUEST:
-        envs.environment_variables.setdefault(name, lambda: None)
+        getattr(envs, "environment_variables", {}).setdefault(name, lambda: None)
 
 
 def bundle_path():

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "oscar/bundle/edit.h"
+#include "oscar/bundle/match.h"
 #include "oscar/eval/report/figures.h"
 
 namespace oscar {

@@ -10,8 +10,10 @@ seconds. Sessions that do not fit side by side push each other's blocks out of t
     benchmarks/bench_agents.py --kv int2 --model FOLDER --bundle X.h5
 
 Weights and token ids are random; --model FOLDER takes a real model. Answers have --answer tokens, whatever they say.
-One line of CSV a turn, and one for all: hit rate (share of prompt tokens found in the cache), seconds to the first
-token and to the last one, median and worst, from the moment the turn is sent. One kind of cache a process.
+--offload GIB gives blocks that leave the GPU room in host memory, over each cache (KV offloading), and the first column
+says so: int2+64GiB. One line of CSV a turn, and one for all: hit rate (share of prompt tokens found), the share of them
+that came from host memory, seconds to the first token and to the last one, median and worst, from the moment the turn
+is sent. One kind of cache a process.
 """
 import argparse
 import collections
@@ -23,9 +25,10 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-COLUMNS = ("kv,tokens in the cache,sessions,turn,prompt tokens,hit rate,first token median s,first token worst s,turn median s,"
+COLUMNS = ("kv,tokens in the cache,sessions,turn,prompt tokens,hit rate,from host memory,first token median s,first token worst s,turn median s,"
            "turn worst s,tokens/s")
-Turn = collections.namedtuple("Turn", "number prompt cached sent first done")
+# `cached` of the prompt's tokens were found, `host` of them in host memory.
+Turn = collections.namedtuple("Turn", "number prompt cached sent first done host")
 
 
 class Session:
@@ -49,8 +52,23 @@ class Session:
         self.tokens += tokens
 
 
-def run(engine, sessions: list, turns: int, think: float, parameters, now=time.perf_counter) -> list:
-    """Every turn of every session, through an engine of vLLM (add_request, step, has_unfinished_requests)."""
+def note_host_tokens(engine) -> dict:
+    """Takes, by name of a request, how many tokens of its prompt came from host memory: no answer of vLLM's says it."""
+    found, process = {}, engine.output_processor.process_outputs
+
+    def noted(outputs, *args, **options):
+        for output in outputs:
+            if output.prefill_stats is not None:  # vLLM's own names end with one part more
+                found[output.request_id.rsplit("-", 1)[0]] = output.prefill_stats.num_external_cached_tokens
+        return process(outputs, *args, **options)
+
+    engine.output_processor.process_outputs = noted
+    return found
+
+
+def run(engine, sessions: list, turns: int, think: float, parameters, now=time.perf_counter, host_tokens=None) -> list:
+    """Every turn of every session, through an engine of vLLM (add_request, step, has_unfinished_requests). `host_tokens`:
+    note_host_tokens()'s."""
     due = [(now(), session) for session in sessions]
     running, first, done = {}, {}, []
     while due or running:
@@ -72,7 +90,8 @@ def run(engine, sessions: list, turns: int, think: float, parameters, now=time.p
                 session, length, sent = running.pop(output.request_id)
                 if output.outputs[0].finish_reason != "length":
                     raise RuntimeError(f"{output.request_id} ended by {output.outputs[0].finish_reason!r}")
-                done.append(Turn(session.turn, length, output.num_cached_tokens or 0, sent, first.pop(output.request_id), now()))
+                host = (host_tokens or {}).get(output.request_id, 0)
+                done.append(Turn(session.turn, length, output.num_cached_tokens or 0, sent, first.pop(output.request_id), now(), host))
                 session.answered(tokens)
                 if session.turn < turns:
                     due.append((now() + think, session))
@@ -84,7 +103,8 @@ def summary(turns: list, answer: int) -> str:
     prompts, cached = sum(turn.prompt for turn in turns), sum(turn.cached for turn in turns)
     first, whole = ([getattr(turn, moment) - turn.sent for turn in turns] for moment in ("first", "done"))
     seconds = max(turn.done for turn in turns) - min(turn.sent for turn in turns)
-    return (f"{prompts},{cached / prompts:.3f},{statistics.median(first):.3f},{max(first):.3f},{statistics.median(whole):.3f},"
+    host = sum(turn.host for turn in turns)
+    return (f"{prompts},{cached / prompts:.3f},{host / max(cached, 1):.3f},{statistics.median(first):.3f},{max(first):.3f},{statistics.median(whole):.3f},"
             f"{max(whole):.3f},{answer * len(turns) / seconds:.1f}")
 
 
@@ -105,11 +125,14 @@ def arguments_of(argv):
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
     parser.add_argument("--pool-mib", type=int, help="size of the cache; --memory then only has to be free")
+    parser.add_argument("--offload", type=float, metavar="GIB", help="host memory for blocks that leave the GPU")
     parser.add_argument("--step-tokens", type=int, help="max_num_batched_tokens, in place of vLLM's own")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
     arguments = parser.parse_args(argv)
     if min(arguments.sessions, arguments.turns, arguments.system, arguments.first, arguments.message, arguments.answer, arguments.seats) < 1:
         parser.error("sessions, turns, seats and tokens are at least 1")
+    if arguments.offload is not None and arguments.offload <= 0:
+        parser.error("--offload is more than 0")
     return arguments
 
 
@@ -126,6 +149,8 @@ def start(arguments):
         os.environ.pop("VLLM_OSCAR_BUNDLE", None)
     if arguments.pool_mib:
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
+    if arguments.offload:
+        options["kv_offloading_size"] = arguments.offload
     if arguments.step_tokens:
         options["max_num_batched_tokens"] = arguments.step_tokens
     from vllm import LLM
@@ -152,12 +177,15 @@ def main():
         return [Session(f"{kind}{i}", shared, random.Random(f"{kind} {arguments.seed} {i}"), arguments, vocabulary) for i in range(count)]
 
     run(llm.llm_engine, sessions("warm", 4), 2, 0, parameters)
-    llm.reset_prefix_cache()
-    done = run(llm.llm_engine, sessions("agent", arguments.sessions), arguments.turns, arguments.think, parameters)
+    llm.reset_prefix_cache(reset_connector=bool(arguments.offload))
+    host_tokens = note_host_tokens(llm.llm_engine) if arguments.offload else None
+    done = run(llm.llm_engine, sessions("agent", arguments.sessions), arguments.turns, arguments.think, parameters,
+               host_tokens=host_tokens)
+    kind = f"{arguments.kv}+{arguments.offload:g}GiB" if arguments.offload else arguments.kv
     print(COLUMNS)
     for number in [*range(1, arguments.turns + 1), "all"]:
         turns = [turn for turn in done if number in (turn.number, "all")]
-        print(f"{arguments.kv},{held},{arguments.sessions},{number},{summary(turns, arguments.answer)}", flush=True)
+        print(f"{kind},{held},{arguments.sessions},{number},{summary(turns, arguments.answer)}", flush=True)
 
 
 if __name__ == "__main__":

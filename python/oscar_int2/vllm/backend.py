@@ -118,6 +118,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.queries = self.reorder_batch_threshold = 1 + settings.drafts(vllm_config)
         self.tables = RequestTables(self.format, most, self.queries, device)
         self.slots, self.batch = WindowSlots(most), NOBODY
+        self.chunk = settings.chunk_tokens(vllm_config)
         self.held = self.tokens = 0  # requests and tokens of the step
         # Of each window's request: INT2 tokens that it began with, in blocks of others.
         self.shared_history = np.zeros(most, np.int32)
@@ -224,11 +225,21 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         """Of requests behind the first few. vLLM knows their lengths on the host exactly."""
         requests, slots = slice(few, len(slots)), slots[few:]
         lengths = common.seq_lens_cpu_upper_bound[requests].tolist()
+        if self.chunk:
+            self._begin_chunks(slots, [length - new for length, new in zip(lengths, np.diff(starts[few:]).tolist())])
         prompts = sort_prompts(self.format, slots.tolist(), (starts[few:] - starts[few]).tolist(), lengths,
                                self.shared_history[slots].tolist())
         if prompts.chunks and self.layers[0].scratch is None:
             raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
         return prompts
+
+    def _begin_chunks(self, slots, computed):
+        """What canonical chunks find before them is all in 2 bits. Lists by prompt: its window, and its tokens before
+        this step."""
+        for slot, tokens in zip(slots.tolist(), computed):
+            if tokens and tokens % self.chunk == 0:
+                self.shared_history[slot] = tokens - self.format.sink_tokens
+                self.tables.begin(slot, tokens - self.format.sink_tokens)
 
     def refused(self, requests):
         """Status of the first requests of the step, on the device."""

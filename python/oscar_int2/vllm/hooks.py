@@ -6,7 +6,7 @@
 | Attention.__init__ | a worker's | our backend for layers that hold 2-bit rows |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | get_kv_cache_groups of kv_cache_utils, or later of kv_cache_planning | the scheduler's | makes the blocks of all layers ones of equal bytes |
-| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, and Prefixes of what they share |
+| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, Prefixes of what they share, and Offloading of what goes to host memory |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
@@ -71,6 +71,7 @@ logger = init_logger("vllm.oscar_int2")
 _MARK = "_oscar_int2"  # attribute of a function that replaces another
 _METRICS = "oscar_metrics"  # of a StatLoggerManager: metrics.Published
 _PREFIXES = "oscar_prefixes"  # of a Scheduler that caches prefixes: prefixes.Prefixes
+_OFFLOADING = "oscar_offloading"  # of a Scheduler that offloads pages: offloading.Offloading
 _MOVES = "oscar_sink_moves"  # of a SchedulerOutput: prefixes.SinkMoves
 
 
@@ -107,11 +108,13 @@ def _follow_configuration():
     def make_create(original):
         def create_engine_config(self: EngineArgs, *args, **options):
             chosen = self.attention_backend or self.attention_config.backend
+            settings.require_known_variables()  # one may have been set behind register()
             settings.checks_itself()  # what is wrong with it, before the weights are loaded
             if settings.ENTRY in (self.additional_config or {}):
                 raise UnsupportedError(f"{settings.ENTRY!r} in additional_config: the plugin writes it; name the "
                                        f"bundle in {settings.BUNDLE}")
             if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
+                settings.warn_of_similar_variables()
                 return original(self, *args, **options)
             entry = settings.entry()
             ours = settings.defaults(self, entry)
@@ -218,7 +221,7 @@ def _follow_scheduler():
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-    from . import metrics, refusals
+    from . import chunks, metrics, offloading, refusals
 
     def make_init(original):
         def __init__(self: Scheduler, vllm_config, *args, **options):
@@ -230,10 +233,16 @@ def _follow_scheduler():
             KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
             KVCacheSpecRegistry.register(WindowSpec, WindowManager, SlidingWindowSpec)
             original(self, vllm_config, *args, **options)
-            managers = _prefix_managers(self)
+            managers, chunk = _prefix_managers(self), settings.chunk_tokens(vllm_config)
+            if managers and chunk:
+                chunks.split_prompts(self, settings.cache_format(vllm_config), chunk)
             if managers and vllm_config.cache_config.enable_prefix_caching:
-                setattr(self, _PREFIXES, Prefixes(self.kv_cache_manager.coordinator, managers,
-                                                  settings.kept_sinks(vllm_config), settings.drafts(vllm_config)))
+                prefixes = Prefixes(self.kv_cache_manager.coordinator, managers, settings.kept_sinks(vllm_config),
+                                    settings.drafts(vllm_config), chunk)
+                setattr(self, _PREFIXES, prefixes)
+                if self.connector is not None:
+                    connector: Any = self.connector  # settings.check() lets no other kind through
+                    setattr(self, _OFFLOADING, offloading.Offloading(self, prefixes, connector))
 
         return __init__
 
@@ -257,7 +266,7 @@ def _follow_scheduler():
                 metrics.count_written(self, output, manager.format)
             prefixes = _prefixes(self)
             if prefixes:
-                setattr(output, _MOVES, prefixes.take_moves())
+                setattr(output, _MOVES, prefixes.take_moves(output.num_scheduled_tokens))
             return output
 
         return schedule
@@ -266,6 +275,9 @@ def _follow_scheduler():
         def update_from_output(self: Scheduler, scheduler_output, model_runner_output):
             reasons = refusals.take(self, _prefix_managers(self), model_runner_output)
             if reasons:
+                stores: offloading.Offloading | None = getattr(self, _OFFLOADING, None)
+                if stores:
+                    stores.refuse(reasons)
                 refusals.end(self, reasons)
                 metrics.count_refused(self, len(reasons))
             outputs = original(self, scheduler_output, model_runner_output)
@@ -290,8 +302,9 @@ def _follow_stats():
     def make_count(original):
         def make_stats(self: Scheduler, *args, **options):
             stats: SchedulerStats | None = original(self, *args, **options)
-            for manager in _prefix_managers(self)[:1] if stats is not None else ():
-                stats.kv_connector_stats = metrics.count(self, manager.format, _prefixes(self))
+            managers = _prefix_managers(self)
+            if stats is not None and managers:
+                metrics.add(stats, metrics.count(self, managers[0].format, _prefixes(self)))
             return stats
 
         return make_stats
@@ -308,9 +321,9 @@ def _follow_stats():
         def record(self: StatLoggerManager, scheduler_stats: SchedulerStats | None, iteration_stats,
                    mm_cache_stats=None, engine_idx=None):
             published = getattr(self, _METRICS, None)
-            if published and scheduler_stats and scheduler_stats.kv_connector_stats:
-                published.take(engine_idx or 0, scheduler_stats.kv_connector_stats)
-                scheduler_stats.kv_connector_stats = None  # nobody else knows them
+            counts = metrics.split(scheduler_stats) if published and scheduler_stats else None
+            if counts:
+                published.take(engine_idx or 0, counts)
             return original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
         return record

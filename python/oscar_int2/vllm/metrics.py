@@ -1,7 +1,7 @@
 """What /metrics says of the INT2 cache: which bundle is served, and what the cache holds.
 
-The scheduler's process counts. Its numbers travel with the stats of a step to the API server's, in the
-place of a KV connector's, which an engine over INT2 has not.
+The scheduler's process counts. Its numbers travel with the stats of a step to the API server's, among those of a KV
+connector, which vLLM publishes under its own names (add(), split()).
 """
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.stats import SchedulerStats
 
     from .prefixes import Prefixes
 
 LABELS = ("model_name", "engine")
 REFUSED = "oscar_refused_requests"  # of a Scheduler: since its last count()
 WRITTEN = "oscar_written_tokens"    # of a Scheduler: since its last count()
+COUNTS = "oscar_int2"              # among a connector's stats: those of count()
 HELD = "oscar_held_tokens"          # of a Request: (its preemptions, tokens in 2 bits)
 COUNTERS = {  # by their names in count()
     "written": ("tokens_written", "Tokens that were stored in 2 bits."),
@@ -66,6 +68,20 @@ def count(scheduler: Scheduler, format, prefixes: Prefixes | None):
     hits, misses = prefixes.take_counts() if prefixes else (0, 0)
     return {"int2": int2, "exact": sum(tokens) - int2, "written": _take(scheduler, WRITTEN), "refused": _take(scheduler, REFUSED),
             "sink_hits": hits, "sink_misses": misses}
+
+
+def add(stats: SchedulerStats, counts):
+    """Puts what was counted among the stats of a step."""
+    stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), COUNTS: counts}
+
+
+def split(stats: SchedulerStats):
+    """Takes it out again; None: it is not there. A connector's own stats stay."""
+    theirs = dict(stats.kv_connector_stats or {})
+    counts = theirs.pop(COUNTS, None)
+    if counts is not None:
+        stats.kv_connector_stats = theirs or None
+    return counts
 
 
 @functools.cache

@@ -27,7 +27,8 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
 
 from .._library import PAGE_TOKENS
-from . import settings
+from ..errors import UnsupportedError
+from . import chunks, settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,18 +51,23 @@ class SinkMoves:
     """What happens to sinks before a step: first all that is kept, then all that is taken."""
 
     kept: list = field(default_factory=list)   # (request id, place)
-    taken: list = field(default_factory=list)  # (request id, place, tokens in shared blocks)
+    taken: list = field(default_factory=list)  # (request id, place, tokens in shared and loaded blocks)
 
 
 class Prefixes:
     """What the requests of one scheduler share, and where their sinks are kept."""
 
-    def __init__(self, coordinator: KVCacheCoordinator, managers: list[PrefixManager], places, drafts):
+    def __init__(self, coordinator: KVCacheCoordinator, managers: list[PrefixManager], places, drafts,
+                 chunk=0):
         """`managers`: those of the coordinator over INT2. `places`: sinks that are kept at most
-        (settings.kept_sinks). `drafts`: most of a step (settings.drafts)."""
-        self.format, self.drafts = managers[0].format, drafts
+        (settings.kept_sinks). `drafts`: most of a step (settings.drafts). `chunk`: tokens of a canonical one
+        (settings.chunk_tokens)."""
+        self.format, self.drafts, self.chunk = managers[0].format, drafts, chunk
         self.hash_tokens = coordinator.block_pool.hash_block_size
         self.block_tokens = coordinator.scheduler_block_size  # of all groups: a hit ends where each has a block's end
+        if chunk % self.block_tokens:
+            raise UnsupportedError(f"the INT2 cache does not serve {settings.CHUNKS}={chunk} with this model, whose "
+                                   f"blocks are {self.block_tokens} tokens, in vLLM; a multiple of these")
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
         self.free_places = list(range(places))
         self.moves = SinkMoves()
@@ -72,10 +78,17 @@ class Prefixes:
         for manager in managers:
             manager.prefixes = self
 
-    def take_moves(self):
-        """Those of the step that was just scheduled."""
+    def take_moves(self, scheduled):
+        """Those of the step that was just scheduled, with the requests of these ids. One that waits for its pages from
+        host memory (offloading.py) takes its sink in a later step; its place is not given away meanwhile."""
         moves, self.moves = self.moves, SinkMoves()
+        self.moves.taken = [move for move in moves.taken if move[0] not in scheduled]
+        moves.taken = [move for move in moves.taken if move[0] in scheduled]
         return moves
+
+    def leave(self, request_id):
+        """A request is gone, perhaps before it took its sink."""
+        self.moves.taken = [move for move in self.moves.taken if move[0] != request_id]
 
     def take_counts(self):
         """Requests that began with shared blocks, and those that did not for want of their sink."""
@@ -88,8 +101,10 @@ class Prefixes:
         self.missed = None
         most = max(max_cache_hit_length - self.format.recent_tokens, 0)
         blocks, tokens, uncached = self._find_blocks(block_hashes, most)
+        if self.chunk and tokens % self.chunk:
+            blocks, tokens, uncached = self._find_blocks(block_hashes, tokens // self.chunk * self.chunk)
         if tokens:
-            sink = self._sink(block_hashes) if tokens >= self.format.sink_tokens else None
+            sink = self.sink(block_hashes) if tokens >= self.format.sink_tokens else None
             if sink not in self.places:
                 self.missed = sink
                 blocks, tokens, uncached = tuple([] for _ in blocks), 0, 0
@@ -97,7 +112,7 @@ class Prefixes:
 
     def begin(self, request: Request, tokens):
         """A request begins with so many tokens in shared blocks, perhaps none."""
-        sink = self._sink(request.block_hashes)
+        sink = self.sink(request.block_hashes)
         if tokens:
             move = request.request_id, self.places[sink], tokens
             if move not in self.moves.taken:  # several managers tell of it
@@ -108,16 +123,19 @@ class Prefixes:
             self.misses += 1
             self.missed = None
 
-    def certain(self, request: Request):
-        """Tokens of a request that were certain in the last step, a draft not among them."""
-        computed = min(request.num_computed_tokens, request.num_tokens)
+    def certain(self, request: Request, computed=None):
+        """Tokens of a request that were certain in the last step, a draft not among them. `computed`: its tokens by
+        the end of that step, where it is another than the last."""
+        computed = min(request.num_computed_tokens if computed is None else computed, request.num_tokens)
         if self.drafts:  # the last token never was, and of those before it not the last step's drafts
             computed = max(min(computed, request.num_tokens - 1) - self.drafts, 0)
         return computed
 
     def keep(self, request: Request):
         """Keeps the sink of a request that offers its first blocks, in the place that was unused for longest."""
-        sink = self._sink(request.block_hashes)
+        if any(request.request_id == taker for taker, *_ in self.moves.taken):
+            return  # its blocks came from host memory, and its sink is kept
+        sink = self.sink(request.block_hashes)
         place = self.places.pop(sink, None)
         if place is None and self.free_places:
             place = self.free_places.pop()
@@ -131,7 +149,7 @@ class Prefixes:
         if (request.request_id, place) not in self.moves.kept:
             self.moves.kept.append((request.request_id, place))
 
-    def _sink(self, block_hashes):
+    def sink(self, block_hashes):
         """The hash of all tokens of the sink; None: they are not all there."""
         last = -(-self.format.sink_tokens // self.hash_tokens) - 1
         return block_hashes[last] if last < len(block_hashes) else None
@@ -146,14 +164,14 @@ class PrefixManager(FullAttentionManager):
         super().__init__(kv_cache_spec, **options)
         self.format = kv_cache_spec.format
         self.running = {}  # by id: a request, and what vLLM says of the sharing of its blocks
-        self.begun = {}    # by id: tokens in shared blocks, of a request that is being scheduled
+        self.begun = {}    # by id: tokens in shared blocks, of a request that is being scheduled or loaded
 
     @override
     def add_local_computed_blocks(self, request_id, new_computed_blocks, num_local_computed_tokens,
                                   num_external_computed_tokens):
         super().add_local_computed_blocks(request_id, new_computed_blocks, num_local_computed_tokens,
                                           num_external_computed_tokens)
-        self.begun[request_id] = num_local_computed_tokens
+        self.begun[request_id] = num_local_computed_tokens + num_external_computed_tokens
 
     @override
     def cache_blocks(self, request, num_tokens, retention_interval=None, **options):
@@ -167,6 +185,9 @@ class PrefixManager(FullAttentionManager):
     def pop_blocks_for_free(self, request_id):
         if request_id in self.running:
             self._share(*self.running.pop(request_id))
+            self.prefixes.leave(request_id)
+        elif self.begun.pop(request_id, None) is not None:  # it ends while its pages come
+            self.prefixes.leave(request_id)
         return super().pop_blocks_for_free(request_id)
 
     def forget(self, request_id):
@@ -177,6 +198,9 @@ class PrefixManager(FullAttentionManager):
         """Offers the blocks whose pages are written by the steps before this one. `most`: the tokens that vLLM
         offers. Behind an answer the last one is not among them: where the input goes on, vLLM drops it."""
         full = min(self.prefixes.certain(request), most) // PAGE_TOKENS * PAGE_TOKENS
+        if self.prefixes.chunk:
+            full = min(full, chunks.canonical_tokens(request.num_prompt_tokens, self.prefixes.chunk,
+                                                     self.format.recent_tokens))
         if full < self.format.sink_tokens + PAGE_TOKENS:
             return
         before = self.num_cached_block.get(request.request_id, 0)

@@ -18,7 +18,7 @@ from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..errors import BundleError, UnsupportedError
-from . import layers
+from . import chunks, layers, offloading
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -34,9 +34,10 @@ SINK_BYTES = "VLLM_OSCAR_SINK_BYTES"  # environment: host memory for sinks of sh
 DEFAULT_SINK_BYTES = 2 << 30
 SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start-up, or 0
 SELF_CHECK_REQUEST = "oscar-self-check"  # its id
+CHUNKS = "VLLM_OSCAR_CANONICAL_CHUNKS"  # environment: tokens of canonical chunks (chunks.py), or 0
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
-VARIABLES = (BUNDLE, WEIGHTS, SINK_BYTES, SELF_CHECK)
+VARIABLES = (BUNDLE, WEIGHTS, SINK_BYTES, SELF_CHECK, CHUNKS)
 # Of vLLM's pull request 46774, which an export for it names (lib/oscar/bundle/export.cpp): nothing here reads them.
 OF_PULL_REQUEST = tuple(f"VLLM_OSCAR_{name}" for name in (
     "K_ROTATION_PATH", "V_ROTATION_PATH", "K_CLIP_RATIO", "V_CLIP_RATIO", "GROUP_SIZE", "SINK_TOKENS", "RECENT_TOKENS"))
@@ -62,6 +63,16 @@ def require_known_variables():
             meant = difflib.get_close_matches(name, VARIABLES, 1)
             raise BundleError(f"{name} is set, which nothing reads; {f'did you mean {meant[0]}? ' if meant else ''}"
                               f"There are {', '.join(VARIABLES)}")
+
+
+def warn_of_similar_variables():
+    """Of an engine over BF16: says so where a variable looks like the one that names a bundle."""
+    similar = [name for name in os.environ if name != BUNDLE and (
+        difflib.SequenceMatcher(None, name.upper(), BUNDLE).ratio() > 0.9
+        or {"OSCAR", "BUNDLE"} <= set(name.upper().split("_")))]
+    if similar:
+        logger.warning("OSCAR INT2 is off: this engine's cache is vLLM's own. %s is set, which nothing reads; %s names "
+                       "a bundle", similar[0], BUNDLE)
 
 
 def declare_variables():
@@ -101,11 +112,24 @@ def accepted_weights():
 
 
 def sink_bytes():
-    """Host memory for sinks of shared prefixes that the environment allows. Raises BundleError if it names none."""
-    value = os.environ.get(SINK_BYTES, str(DEFAULT_SINK_BYTES))
+    """Host memory for sinks of shared prefixes that the environment allows; None: it says nothing. Raises BundleError
+    if it names none."""
+    value = os.environ.get(SINK_BYTES)
+    if value is None:
+        return None
     if not value.isascii() or not value.isdigit() or int(value) == 0:
         raise BundleError(f"{SINK_BYTES} is {value!r}; it is a number of bytes, by default {DEFAULT_SINK_BYTES}. "
                           "Nothing is kept with --no-enable-prefix-caching")
+    return int(value)
+
+
+def canonical_chunks():
+    """Tokens of a canonical chunk that the environment asks for; 0: chunks are vLLM's. Raises BundleError if it names
+    no such number."""
+    value = os.environ.get(CHUNKS, "0")
+    if not value.isascii() or not value.isdigit() or int(value) % PAGE_TOKENS:
+        raise BundleError(f"{CHUNKS} is {value!r}; it is a number of tokens, a multiple of {PAGE_TOKENS} such as 2048, "
+                          "or 0")
     return int(value)
 
 
@@ -114,8 +138,8 @@ def poisons():
 
 
 class Entry(dict):
-    """{"bundle": path, "sha256": of its content, "weights": "same" or "any", "sink_bytes": sink_bytes()}. vLLM
-    pickles it for the processes of an engine; where it is read, the hooks are in place from then on, before such a
+    """{"bundle": path, "sha256": of its content, "weights": "same" or "any", "sink_bytes": sink_bytes(), "chunks":
+    canonical_chunks()}. vLLM pickles it for the processes of an engine; where it is read, the hooks are in place from then on, before such a
     process makes its first object."""
 
     def __reduce__(self):
@@ -140,7 +164,7 @@ def entry():
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, f"no bundle there, where {BUNDLE} says", path)
     return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights(),
-                 sink_bytes=sink_bytes())
+                 sink_bytes=sink_bytes(), chunks=canonical_chunks())
 
 
 def serves_int2(config: VllmConfig):
@@ -207,6 +231,8 @@ def announce(config: VllmConfig):
     positions that it was not fitted for. Once an engine."""
     said = facts(config)
     setattr(config.cache_config, "oscar_int2_bundle", f"{said['bundle']} {said['sha256']}")
+    if chunk_tokens(config):
+        logger.info("OSCAR INT2: prompts are read in canonical chunks of %d tokens", chunk_tokens(config))
     beyond = bundle(config).beyond_positions(config.model_config.max_model_len)
     if beyond:
         logger.warning("OSCAR INT2: %s", beyond)
@@ -231,7 +257,38 @@ def sink_size(config: VllmConfig):
 def kept_sinks(config: VllmConfig):
     """Shared prefixes whose sinks are kept at most; 0: prefix caching is off."""
     size = sink_size(config) if config.cache_config.enable_prefix_caching else 0
-    return config.additional_config[ENTRY]["sink_bytes"] // size if size else 0
+    return sink_room(config) // size if size else 0
+
+
+def sink_room(config: VllmConfig):
+    """Bytes of host memory for sinks. Where pages are offloaded there is more to find, and so by itself more room."""
+    default = max(DEFAULT_SINK_BYTES, offloading.host_bytes(config) // offloading.SINK_SHARE)
+    return config.additional_config[ENTRY]["sink_bytes"] or default
+
+
+def chunk_tokens(config: VllmConfig):
+    """Tokens of a canonical chunk (chunks.py); 0: chunks are vLLM's."""
+    return config.additional_config[ENTRY]["chunks"]
+
+
+def check_chunks(config: VllmConfig):
+    """Raises UnsupportedError unless the scheduler of this VllmConfig has room for canonical chunks, where they are
+    asked for."""
+    chunk, scheduler = chunk_tokens(config), config.scheduler_config
+    if not chunk:
+        return
+    most = chunks.longest(chunk, cache_format(config).recent_tokens)
+    needed = most + scheduler.max_num_seqs * (1 + drafts(config))
+    for what, found, instead in (
+            ("with linear attention", config.model_config.is_hybrid, "unset it"),
+            ("without chunked prefill", not scheduler.enable_chunked_prefill, "--enable-chunked-prefill"),
+            (f"beside --long-prefill-token-threshold {scheduler.long_prefill_token_threshold}",
+             0 < scheduler.long_prefill_token_threshold < most, "leave it out"),
+            (f"beside --max-num-batched-tokens {scheduler.max_num_batched_tokens}",
+             scheduler.max_num_batched_tokens < needed,
+             f"it must be {needed} or more: a chunk of {most}, and a step of {scheduler.max_num_seqs} requests")):
+        if found:
+            raise UnsupportedError(f"the INT2 cache does not serve {CHUNKS}={chunk} {what} in vLLM; {instead}")
 
 
 def drafts(config: VllmConfig):
@@ -282,7 +339,7 @@ def check(config: VllmConfig):
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
         ("prefix caching without exact first tokens",
          cache.enable_prefix_caching and not cache_format(config).sink_tokens, "--no-enable-prefix-caching"),
-        (f"prefix caching with {SINK_BYTES}={config.additional_config[ENTRY]['sink_bytes']}",
+        (f"prefix caching with {SINK_BYTES}={sink_room(config)}",
          cache.enable_prefix_caching and not kept_sinks(config),
          f"the exact first tokens of one prefix take {sink_size(config)} bytes"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
@@ -308,7 +365,7 @@ def check(config: VllmConfig):
         ("context parallelism", max(parallel.decode_context_parallel_size,
                                     parallel.prefill_context_parallel_size) > 1, ""),
         ("micro-batches", parallel.use_ubatching, ""),
-        ("KV transfer and offloading", config.kv_transfer_config, ""),
+        *offloading.refused(config, mixed),
         ("fast prefill over shared KV", cache.kv_sharing_fast_prefill, ""),
         ("sleep mode", model.enable_sleep_mode or getattr(model, "enable_cumem_allocator", False), ""),
         ("pooling", model.runner_type != "generate", ""),
@@ -335,4 +392,5 @@ def check(config: VllmConfig):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve {what} in vLLM"
                                    f"{f'; {instead}' if instead else ''}")
+    check_chunks(config)
     bundle(config).check_model(model.hf_text_config)

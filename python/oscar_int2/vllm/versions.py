@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 
 RAN = ("0.26", "0.33")  # releases in which it has run
+OFFLOADS = ("0.26",)     # those of them whose connector for host memory offloading.py knows
 # What hooks.py replaces, by the parameters that it counts on.
 ENGINE = {
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": "",
@@ -47,6 +48,15 @@ SECOND_RUNNER = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": "",
 }
+# What offloading.py replaces.
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
+OFFLOADING = {
+    f"{_CONNECTOR}.offloading.scheduler:OffloadingConnectorScheduler._lookup": "req_status",
+    f"{_CONNECTOR}.offloading.scheduler:RequestOffloadState": "req max_offload_tokens num_locally_computed_tokens",
+    f"{_CONNECTOR}.offloading_connector:OffloadingConnector.update_state_after_alloc":
+        "request blocks num_external_tokens",
+    f"{_CONNECTOR}.offloading_connector:OffloadingConnector.build_connector_meta": "scheduler_output",
+}
 
 
 def require(hooks):
@@ -78,8 +88,19 @@ def module_of_groups() -> Any:
         return importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 
+def _release(version):
+    return ".".join(version.split(".")[:2])
+
+
 def has_run(version):
-    return ".".join(version.split(".")[:2]) in RAN
+    return _release(version) in RAN
+
+
+def offloads():
+    """Whether pages can be offloaded to host memory in the vLLM that is installed."""
+    import vllm
+
+    return _release(vllm.__version__) in OFFLOADS
 
 
 def adapter_name():

@@ -151,6 +151,13 @@ class Five(Eagle):
 
 
 @needs_vllm
+class Seven(Eagle):
+    """As many as two calls take."""
+
+    k = 7
+
+
+@needs_vllm
 @unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
 class Ngram(WithDrafts):
     k = 5

@@ -517,8 +517,18 @@ class Refusals(unittest.TestCase):
         for name, words in (("VLLM_OSCAR_BUNDEL", "did you mean VLLM_OSCAR_BUNDLE"),
                             ("VLLM_OSCAR_SELFCHECK", "did you mean VLLM_OSCAR_SELF_CHECK"),
                             ("VLLM_OSCAR_X", "There are VLLM_OSCAR_BUNDLE")):
-            with mock.patch.dict(os.environ, {name: "1"}), self.assertRaisesRegex(BundleError, f"{name} is set.*{words}"):
-                oscar_int2_vllm.register()
+            with mock.patch.dict(os.environ, {name: "1"}):
+                with self.assertRaisesRegex(BundleError, f"{name} is set.*{words}"):
+                    oscar_int2_vllm.register()
+                self.refused(BundleError, f"{name} is set", bundle=None)  # set behind it, for a further engine
+
+    def test_a_variable_that_looks_like_ours_is_named_where_the_cache_is_bf16(self):
+        for name in ("OSCAR_BUNDLE", "VLLM_OSKAR_BUNDLE", "vllm_oscar_bundle", "OSCAR_INT2_BUNDLE"):
+            with mock.patch.dict(os.environ, {name: "x.h5"}), self.assertLogs("vllm.oscar_int2", "WARNING") as log:
+                self.config(bundle=None)
+            self.assertRegex(log.output[-1], f"is off: .* {name} is set, which nothing reads")
+        with mock.patch.dict(os.environ, {"OSCAR_BIN": "x", "BUNDLE": "x"}), self.assertNoLogs("vllm.oscar_int2", "WARNING"):
+            self.config(bundle=None)
 
     def test_a_check_before_the_start_says_what_a_start_would(self):
         from oscar_int2.commands import check

@@ -159,12 +159,12 @@ class Prefixes(case.EngineTest):
         prefixes.keep(another)
         prefixes.keep(another)  # as another group of layers does
         self.assertEqual(prefixes.moves.kept, [("another", list(before.values())[-1])])
-        prefixes.take_moves()
+        prefixes.take_moves(("request",))
         prefixes.free_places.append(prefixes.places.pop(b"another"))
 
     def test_a_preempted_request_takes_its_own_blocks_again(self):
         engine, moves, take = self.engine, [], self.prefixes.take_moves
-        self.prefixes.take_moves = lambda: moves.append(take()) or moves[-1]
+        self.prefixes.take_moves = lambda scheduled: moves.append(take(scheduled)) or moves[-1]
         try:
             with engine.preemptions() as preempted:
                 plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}

@@ -51,7 +51,7 @@ class Proof(case.EngineTest):
         cls.engine = checked_engine(enable_prompt_embeds=True)
 
     def test_the_log_says_so_at_the_level_of_warnings(self):
-        facts = ("bundle=tiny-gqa.h5 model=tiny-gqa sha256=abb2e5a3ea3575fb serving_sha256=[0-9a-f]{16} "
+        facts = ("bundle=tiny-gqa.h5 model=tiny-gqa sha256=1ec2740c23fe13b8 serving_sha256=[0-9a-f]{16} "
                  "bits=2 sink_tokens=64 recent_tokens=256")
         self.engine.log.find(f"^OSCAR INT2 is on: 8 layers hold 2-bit rows, {facts}$")
         self.assertEqual({level for level, text in self.engine.log.levels if "INT2 is on" in text
@@ -92,11 +92,11 @@ class Proof(case.EngineTest):
         engine, finished = self.engine, {}
         [(labels, one)] = metrics("oscar_int2_info").items()
         self.assertEqual(one, 1)
-        for pair in (("bundle", "tiny-gqa.h5"), ("sha256", "abb2e5a3ea3575fb"), ("bits", "2"),
+        for pair in (("bundle", "tiny-gqa.h5"), ("sha256", "1ec2740c23fe13b8"), ("bits", "2"),
                      ("sink_tokens", "64"), ("recent_tokens", "256"), ("engine", "0")):
             self.assertIn(pair, labels)
         [(labels, _)] = metrics("vllm:cache_config_info").items()
-        self.assertIn(("oscar_int2_bundle", "tiny-gqa.h5 abb2e5a3ea3575fb"), labels)
+        self.assertIn(("oscar_int2_bundle", "tiny-gqa.h5 1ec2740c23fe13b8"), labels)
 
         def tokens():
             return [metrics("oscar_int2_tokens")[("engine", "0"), ("rows", rows)]
@@ -203,9 +203,9 @@ class Server(unittest.TestCase):
                 held = self.metrics(address)
                 answer.read()
             info = next(name for name in held if name.startswith("oscar_int2_info{"))
-            for label in ('bundle="tiny-gqa.h5"', 'sha256="abb2e5a3ea3575fb"', 'bits="2"', 'engine="0"'):
+            for label in ('bundle="tiny-gqa.h5"', 'sha256="1ec2740c23fe13b8"', 'bits="2"', 'engine="0"'):
                 self.assertIn(label, info)
-            self.assertTrue(any('oscar_int2_bundle="tiny-gqa.h5 abb2e5a3ea3575fb"' in name
+            self.assertTrue(any('oscar_int2_bundle="tiny-gqa.h5 1ec2740c23fe13b8"' in name
                                 for name in held if name.startswith("vllm:cache_config_info{")))
             self.assertGreaterEqual(self.tokens(held, "int2"), 272)
             self.assertGreaterEqual(self.tokens(held, "exact"), 320)

@@ -20,7 +20,7 @@ for version in "${versions[@]}"; do
     PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
       "$OSCAR_PYTHON" "tests/serving/$test.py"
   done
-  if [[ $version == 5.23.* ]]; then  # earlier versions lack some of the families
+  if [[ $version != 5.5.* ]]; then  # 4.57 in those of the families that it has
     PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
       "$OSCAR_PYTHON" tests/parity/test_transformers_families.py
   fi

@@ -39,7 +39,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
                    "--load-format": "vLLM's", "--attention-backend": "vLLM's",
                    "--tensor-parallel-size": "vLLM's", "--pipeline-parallel-size": "vLLM's",
-                   "--data-parallel-size": "vLLM's", "--enable-expert-parallel": "vLLM's",
+                   "--data-parallel-size": "vLLM's", "--kv-offloading-size": "vLLM's", "--kv-transfer-config": "vLLM's", "--enable-expert-parallel": "vLLM's",
                    "--speculative-config": "vLLM's", "--index-url": "pip's", "--enable-lora": "vLLM's",
                    "--language-model-only": "vLLM's", "--disable-hybrid-kv-cache-manager": "vLLM's",
                    "--gpu-memory-utilization": "vLLM's", "--kv-cache-memory-bytes": "vLLM's", "--enforce-eager": "vLLM's",

@@ -1,4 +1,5 @@
 """Figures and tables in the documentation are those of the study and of the programs."""
+import csv
 import json
 import re
 import sys
@@ -118,6 +119,25 @@ class Figures(unittest.TestCase):
             of = TASKS["figures"]["greedy"]["all"][names[row[0]]]
             self.assertEqual(row[1:], [f"{of['prompts']:,}", f"{100 * of['score']:.1f}%",
                                        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["difference"]))])
+
+    def test_why_needles_lose_is_what_was_measured(self):
+        texts = ("base4", "base16", "tails4", "chats4", "half16", "chats16")
+        folder = draw_charts.CODER_TASKS.parent
+        with open(folder / "recall.csv", encoding="utf-8") as file:
+            known = {(row["text"], row["calibrated on"]): row for row in csv.DictReader(file)}
+        scored = {text: json.loads((folder / name / "tasks.json").read_text())["figures"]["greedy"] for text, name in
+                  (("base4", "second-runner"), ("tails4", "recall-tails4"), ("chats16", "recall-chats16"))}
+        [rows] = tables("docs/results.md", "Why needles lose")
+        self.assertEqual(len(rows), len(texts))
+        for text, row in zip(texts, rows):
+            chats, tails, plain_text = (known[of, text] for of in ("chats", "tails", "plain"))
+            kls = [f"{float(of['KL']):.4f} ±{float(of['standard error']):.4f}".replace("0.", ".") for of in (chats, tails, plain_text)]
+            self.assertEqual([row[1], *row[3:5]], kls)
+            more = [float(chats[name]) for name in ("perplexity above BF16 %", "low", "high")]
+            self.assertEqual(row[2], "{:+.1f}% [{:.1f}, {:.1f}]".format(*more))
+            for cell, kind in zip(row[5:] if text in scored else (), ("all needles", "all quotes")):
+                difference = scored[text][kind]["int2"]["difference"]
+                self.assertIn("{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in difference)), cell)
 
     def test_codecs_beside_the_bundle_are_those_that_were_measured(self):
         names = {"q8_0 (llama.cpp)": "q8_0", "FP8, scale 1": "fp8", "FP8, calibrated scales": "fp8-scaled",

@@ -110,7 +110,9 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->capture_default_str()
       ->group(section);
   program
-      .add_option("--mode", options.mode, "How the prompt is read: decode, prefill or chunked:N")
+      .add_option("--mode", options.mode,
+                  "How the prompt is read: decode, prefill or chunked:N. The prompt is of --corpus "
+                  "all before --first-position (prefill), or the whole sequence (chunked:N)")
       ->capture_default_str()
       ->group(section);
   program
@@ -457,14 +459,12 @@ std::vector<std::string> serve_command(const EvaluateOptions& options, bool on_c
 }
 
 // The files written, and the next command: a page of the report, else a server of the bundle.
-void print_end(const Verdict& verdict, const ReportData& data, const Arguments& arguments) {
-  std::vector<std::string> written;
-  for (const std::string& file : {arguments.json, arguments.html}) {
-    if (!file.empty()) written.push_back(printable(file));
-  }
+void print_end(const Verdict& verdict, const ReportData& data, const Arguments& arguments,
+               std::vector<std::string> written) {
   const EvaluateOptions& options = arguments.options;
   const std::string bundle = options.bundle.string();
-  if (options.write_back) written.push_back(printable(bundle) + " (its evaluation)");
+  if (options.write_back && !options.finished)
+    written.push_back(printable(bundle) + " (its evaluation)");
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
   if (arguments.html.empty() && !arguments.json.empty()) {
     const auto page = std::filesystem::path(arguments.json).replace_extension(".html").string();
@@ -475,20 +475,39 @@ void print_end(const Verdict& verdict, const ReportData& data, const Arguments& 
   }
 }
 
+bool holds(const std::filesystem::path& file, const std::string& text) {
+  std::error_code status;
+  return std::filesystem::is_regular_file(file, status) &&
+         std::filesystem::file_size(file, status) == text.size() && read_text_file(file) == text;
+}
+
+// The files that were asked for; returns those that it wrote. A finished report lies where --json
+// says, and may lack its page: another file in the page's place stays.
+std::vector<std::string> write_reports(const Json& report, const Arguments& arguments) {
+  const bool finished = arguments.options.finished.has_value();
+  std::vector<std::string> written;
+  if (!arguments.json.empty() && !finished) {
+    write_text_output(arguments.json, json_text(report, 2) + "\n", replacing(arguments));
+    written.push_back(printable(arguments.json));
+  }
+  if (arguments.html.empty()) return written;
+  const std::string page = render_html_report(report);
+  if (finished && holds(arguments.html, page)) return written;
+  write_text_output(arguments.html, page, finished ? Replace::kNo : replacing(arguments));
+  written.push_back(printable(arguments.html));
+  return written;
+}
+
 // What was measured, on the screen and in files.
 void show(const Json& report, const Arguments& arguments) {
-  const std::string json = json_text(report, 2) + "\n";
-  if (!arguments.json.empty()) write_text_output(arguments.json, json, replacing(arguments));
-  if (!arguments.html.empty()) {
-    write_text_output(arguments.html, render_html_report(report), replacing(arguments));
-  }
+  const std::vector<std::string> written = write_reports(report, arguments);
   const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
   if (!arguments.quiet && !printed) {
     print_text(format_table(report));
     const ReportData data = read_report(report);  // which the verdict points into
     const Verdict verdict = judge(data);
     print_verdict(verdict);
-    if (!report.contains("partial")) print_end(verdict, data, arguments);
+    if (!report.contains("partial")) print_end(verdict, data, arguments, written);
   } else {  // whose last lines these are
     for (const Caution& caution : cautions_of(report)) warn(caution.sentence);
   }
@@ -533,11 +552,13 @@ int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
     refuse_to_replace_checkpoint(options.checkpoint);
   }
   const Json report = evaluate(options, ranks, progress);
+  show(report, arguments);
   if (options.finished) {
-    fmt::print("{} is finished already: nothing to do\n", printable(arguments.json));
+    if (!arguments.quiet && arguments.html != kStandardOutput) {
+      fmt::print("{} is finished already: nothing was measured again\n", printable(arguments.json));
+    }
     return kExitDone;
   }
-  show(report, arguments);
   if (report.contains("partial")) {
     throw Interrupted(options.checkpoint.empty()
                           ? "stopped on request; the figures are of what was counted until then"

@@ -104,8 +104,10 @@ int merge(const MergeArguments& arguments) {
                     "weights and hold no samples of them",
                     input, arguments.inputs.front()));
   }
+  const std::vector<std::string> warnings = merge_warnings(bundles, arguments.inputs);
   const auto total =
       merge_statistics(std::move(bundles), arguments.inputs, arguments.allow_repeats);
+  for (const std::string& warning : warnings) warn(warning);
   write_bundle(total, arguments.output, arguments.force);
   print_written(arguments.output);
   return kExitDone;

@@ -1,5 +1,6 @@
 // Sub-commands for other tools: export, import, fold.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "bundle/commands.h"
 #include "common/options.h"
@@ -132,6 +133,12 @@ CacheFormat format_of(const ImportArguments& arguments, const std::optional<Expo
   const int named = parsed.quant_group_size;
   quantizer.quant_group_size =
       named != 0 ? named : group_size_for(backend.quant_group_sizes, head_dim);
+  if (named == 0 && quantizer.quant_group_size != 0 && head_dim % quantizer.quant_group_size != 0) {
+    throw UsageError({.what = "no quantization group of this backend divides a head",
+                      .where = "--for " + arguments.backend,
+                      .expected = fmt::format("a divisor of {}, the model's head_dim", head_dim),
+                      .found = fmt::format("{}", fmt::join(backend.quant_group_sizes, ", "))});
+  }
   return quantizer;
 }
 
@@ -175,6 +182,11 @@ int run_import(const ImportArguments& arguments) {
     given.clip = arguments.clip;
     const FitOptions fit = given.resolve();
     options.clip = ClipPair{fit.clip_k, fit.clip_v};
+  }
+  // Written as a calibration's rows are, they are clipped as its recipe begins.
+  if (!arguments.statistics.empty() && arguments.writer.rounding == Rounding::kShaped) {
+    const FitOptions& recipe = presets().front().fit;
+    options.default_clip = {recipe.clip_k, recipe.clip_v};
   }
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
@@ -249,7 +261,8 @@ void add_import(CLI::App& program, Work& work) {
             ->option_text("BACKEND");
         sub.add_option("--clip", arguments.clip,
                        "K,V where the files hold no ratios (default: the\n"
-                       "export's, else 0.96,0.92)")
+                       "export's, else 0.96,0.92; 0.92,0.92 with shaped\n"
+                       "rounding, as the recipe without a search)")
             ->check([](const std::string& text) {
               return text.find(',') == std::string::npos ? "not two ratios K,V" : "";
             })
@@ -294,11 +307,15 @@ std::string gets_in_llama_cpp(ValueMean mean) {
 
 int fold(const FoldArguments& arguments) {
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
-  const auto result =
-      fold_model(read_bundle(arguments.bundle), arguments.bundle,
-                 open_checkpoint(arguments.model, rope), arguments.output, arguments.value_mean);
+  const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
+  for (const std::string& warning : checkpoint.warnings) warn(warning);
+  const auto result = fold_model(read_bundle(arguments.bundle), arguments.bundle, checkpoint,
+                                 arguments.output, arguments.value_mean);
   if (!result.warning.empty()) warn(result.warning);
-  for (const auto& name : result.left_out) print_line("not copied  " + name);
+  for (const auto& name : result.left_out) {
+    const bool adapter = name.starts_with("adapter_");
+    print_line("not copied  " + name + (adapter ? " (the adapter is not folded)" : ""));
+  }
   print_line(fmt::format("folded      {} tensors of {} layers, {} as bundle", result.tensors,
                          result.layers, kFoldedBundleName));
   if (result.mean != ValueMean::kAuto) {

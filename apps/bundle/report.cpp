@@ -7,6 +7,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/bundle/export.h"
+#include "oscar/bundle/match.h"
 #include "oscar/eval/report/card.h"
 #include "oscar/eval/report/page.h"
 #include "oscar/model/checkpoint/checkpoint.h"
@@ -56,7 +57,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct CardArguments {
-  std::string bundle, output, model, base_model, exports, answers;
+  std::string bundle, output, model, base_model, exports, answers, rope_scaling;
   std::vector<std::string> evaluations;
   bool force = false;
 };
@@ -85,10 +86,13 @@ std::vector<CardExport> exports_in(const fs::path& place) {
   return found;
 }
 
-// The licence of the bundle's own model, not of another one.
-std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& bundle,
-                                        const std::string& bundle_file) {
-  const Checkpoint checkpoint = open_checkpoint(model);
+// The licence of the bundle's own model, not of another one: one with other files, though samples
+// of its weights agree, may have another.
+std::optional<StatedLicence> licence_of(const CardArguments& arguments, const Bundle& bundle) {
+  const std::string& bundle_file = arguments.bundle;
+  const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
+  for (const std::string& warning : checkpoint.warnings) warn(warning);
   const std::string& expected = bundle.model.weights_fingerprint;
   if (expected.empty()) {
     throw Error({.what = "the bundle names no files of weights, so no model's licence is its own",
@@ -102,6 +106,8 @@ std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& 
                  .expected = "weights_fingerprint " + expected,
                  .found = found + " of " + checkpoint.path.string()});
   }
+  const std::string warning = check_bundle_matches(bundle, checkpoint, bundle_file);
+  if (!warning.empty()) warn(warning);
   return read_licence(checkpoint.path);
 }
 
@@ -139,7 +145,7 @@ int card(const CardArguments& arguments) {
     }
   }
   if (!arguments.model.empty()) {
-    request.licence = licence_of(arguments.model, bundle, arguments.bundle);
+    request.licence = licence_of(arguments, bundle);
   }
   if (!arguments.exports.empty()) request.exports = exports_in(arguments.exports);
   write_text_output(arguments.output, model_card(bundle, request), replace);
@@ -167,6 +173,8 @@ void add_card(CLI::App& program, Work& work) {
                        "The bundle's model, for the licence that its files\n"
                        "state: a folder, a .gguf file or tiny-gqa")
             ->option_text("MODEL");
+        sub.add_option("--rope-scaling", arguments.rope_scaling,
+                       "JSON, where the model was calibrated with it");
         sub.add_option("--base-model", arguments.base_model, "The model on Hugging Face")
             ->check([](const std::string& name) {
               return is_hub_name(name) ? "" : "must be ORG/NAME, as on Hugging Face";

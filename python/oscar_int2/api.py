@@ -191,15 +191,30 @@ def _matrices(name, given):
     return found
 
 
-def import_rotation(keys, values, model, out, **options) -> Bundle:
+def _centers(given, shape):
+    """float64 [layers, heads, 2, d] of key centers, [layers, 2, d] for all heads. `shape`: of the matrices of keys."""
+    found = np.asarray(given.detach().cpu().double().numpy() if hasattr(given, "detach") else given, np.float64)
+    d, layers = shape[-1], shape[0]
+    if found.ndim not in (3, 4) or found.shape[0] != layers or found.shape[-2:] != (2, d):
+        raise ValueError(f"k_centers is {list(found.shape)}, expected [{layers}, heads, 2, {d}] or [{layers}, 2, {d}]")
+    if not np.isfinite(found).all():
+        raise ValueError("k_centers holds a number that is not finite")
+    return found
+
+
+def import_rotation(keys, values, model, out, *, k_centers=None, **options) -> Bundle:
     """Makes a bundle of matrices of your own and writes it to `out` (oscar-bundle import).
 
     keys, values: arrays or tensors [layers, heads, d, d] or [layers, d, d], one matrix for all heads. A row x is stored as
-    x M. They need not be orthogonal, but have an inverse. model: the model that they are for. Options are those of
-    `oscar-bundle import`. Raises ValueError naming the layer of a matrix that is not finite or has no inverse.
+    x M. They need not be orthogonal, but have an inverse. model: the model that they are for. k_centers: two centers of each
+    head's keys before RoPE, [layers, heads, 2, d], the `k_centres` of lib/oscar/bundle/SCHEMA.md. Options are those of
+    `oscar-bundle import`: statistics=FILE writes rows as a calibration does. Raises ValueError naming the layer of a matrix
+    that is not finite or has no inverse.
     """
     _require_result("oscar-bundle import", options)
     arrays = {"k_rotation": _matrices("keys", keys), "v_rotation": _matrices("values", values)}
+    if k_centers is not None:
+        arrays["k_centres"] = _centers(k_centers, arrays["k_rotation"].shape)
     with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
         file = pathlib.Path(folder, "rotations.npz")
         np.savez(file, **arrays)

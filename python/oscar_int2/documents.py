@@ -10,7 +10,7 @@ count as absent. It is read by the first of these that it has:
     instruction, input, output    Alpaca, with system and history; Dolly: context for input, response for output
     question, answer              also query and problem, response and solution
     text
-    content                       as text, where neither a role nor an answer stands beside it
+    content                       as text, where neither a role nor an answer stands beside it, nor another text
 
 A row whose answer is not found, or that says two things where one is read, is a BadRow: no half of it is a document.
 """
@@ -20,7 +20,7 @@ import pathlib
 import shlex
 import zlib
 
-from .chat_template import ChatTemplateError, MissingPackage
+from .chat_template import ChatTemplateError, MissingPackage, joined_text
 from .errors import OscarError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
@@ -28,6 +28,7 @@ PACKED = (".gz", ".zst")
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
           "observation": "tool", "function_response": "tool", "function": "tool"}
 _OLD_ROLES = {"human", "gpt", "chatgpt", "bot", "function"}  # that templates pass by
+_MARK = "oscarint2message{}mark"  # a word that no template and no message has
 _ROLES_OF_TEMPLATES = {"system", "user", "assistant", "tool"}
 # Columns that ask, that stand beside the question, and that answer.
 _ASKED = ("instruction", "question", "query", "problem", "prompt")
@@ -417,8 +418,12 @@ def _pair(row):
 
 
 def _whole_text(row):
-    """The column text. Raises BadRow where an answer, or what it answers, stands beside it alone."""
+    """The column text. Raises BadRow where 'content' says something else, or an answer, or what it answers, stands beside it
+    alone."""
     text = _text(row, "text")
+    content = row.get("content")
+    if isinstance(content, str) and text.strip() and content.strip() not in text:
+        raise BadRow("'text' and 'content' say different things")
     if any(_says(row.get(key)) for key in _ANSWERS):
         for key in (*_ASKED, *_BESIDE, *_ANSWERS):
             value = row.get(key, "")
@@ -453,6 +458,31 @@ def _read(row):
     raise BadRow(f"{_KNOWN}; {_has(row)}")
 
 
+def _require_unknown_roles(messages, text, render):
+    """Raises BadRow for a message that the template passes by, as many do with roles that they do not know.
+
+    Its content may stand in the text by chance ("ok"), so a mark is rendered in its place.
+    """
+    unknown = {number: message for number, message in enumerate(messages, 1)
+               if message["role"] not in _ROLES_OF_TEMPLATES and _says(message.get("content"))}
+    if not unknown:
+        return
+    marked = [{**message, "content": _MARK.format(number)} if number in unknown else message
+              for number, message in enumerate(messages, 1)]
+    try:
+        shown = render(marked)
+    except ChatTemplateError:  # it takes some contents alone: those themselves are looked for
+        shown = None
+    for number, message in unknown.items():
+        if shown is not None:
+            found = _MARK.format(number) in shown
+        else:
+            said = joined_text(message["content"])
+            found = said.strip() in text or json.dumps(said, ensure_ascii=False)[1:-1] in text
+        if not found:
+            raise BadRow(f"the chat template leaves out message {number}, of role '{message['role']}'")
+
+
 def document_of(row, template):
     """(text, whether it is a chat that the template wrote) of a row. Raises BadRow.
 
@@ -468,14 +498,14 @@ def document_of(row, template):
             return "\n".join(message["content"] for message in messages), False
         raise BadRow("the model has no chat template")
     settings = row.get("chat_template_kwargs")
+    settings = settings if isinstance(settings, dict) else {}
+
+    def render(turns):
+        return template.render(turns, tools=_tools(row), documents=row.get("documents"), **settings)
+
     try:
-        text = template.render(messages, tools=_tools(row), documents=row.get("documents"),
-                               **(settings if isinstance(settings, dict) else {}))
+        text = render(messages)
     except ChatTemplateError as error:
         raise BadRow(f"the chat template refuses it: {error}") from error
-    for number, message in enumerate(messages, 1):  # many templates pass roles by that they do not know
-        said = message.get("content")
-        if (message["role"] not in _ROLES_OF_TEMPLATES and isinstance(said, str) and said.strip() not in text
-                and json.dumps(said, ensure_ascii=False)[1:-1] not in text):
-            raise BadRow(f"the chat template leaves out message {number}, of role '{message['role']}'")
+    _require_unknown_roles(messages, text, render)
     return text, True

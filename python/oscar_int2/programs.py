@@ -51,6 +51,16 @@ def switched(*program: str) -> dict:
             for name, (line, more) in _helped(*program).items()}
 
 
+def _taken(name: str, *program: str) -> str:
+    """What an option that is no flag takes, as its --help has it: its choices, or the sentence that describes it."""
+    line, more = _helped(*program)[name]
+    choices = re.search(r"\{([^}]*)\}", line)
+    if choices:
+        return ", ".join(f'"{choice}"' for choice in choices[1].split(","))
+    kind, *said = f"{line} {more}".split()
+    return f"{kind.split(':')[0]}, " + " ".join(said)
+
+
 @functools.cache
 def _values(*program: str) -> dict:
     """{option: the words that its help lists as values}; None of a flag."""
@@ -106,11 +116,13 @@ def in_python(text: str, *program: str) -> str:
 def options(program: tuple, values: dict) -> list:
     """Keyword arguments as options of a program, such as ("oscar-bundle", "fit"): `max_tokens=4096` is --max-tokens=4096, True a
     flag, False no flag or the value off, a list is joined by commas, a dict is JSON. `for_` is --for. None is left out. Raises
-    ValueError for a False that turns nothing off."""
+    ValueError for a False that turns nothing off, and for a True of what is no flag."""
     words = []
     for name, value in values.items():
         option = "--" + name.rstrip("_").replace("_", "-")
         if value is True:
+            if not switched(*program).get(option[2:], (True, True))[0]:
+                raise ValueError(f"{name}=True: {name} of {' '.join(program)} takes a value: {_taken(option[2:], *program)}")
             words.append(option)
         elif value is False:
             flag, takes_off = switched(*program).get(option[2:], (False, True))  # a program says itself what it does not know

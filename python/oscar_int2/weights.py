@@ -304,7 +304,8 @@ def _problem(bundle, layers, files):
             "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
             "a fine-tune anew")
     why = ("the weights are quantized, or not in memory" if _has_samples(bundle) else
-           "the bundle has no samples of its weights, as those of earlier versions")
+           "the bundle has no samples of its weights (it is of an earlier version, or q, k, v and o of its model are no plain "
+           "matrices)")
     same = _of_calibration(bundle, files)
     if same is None:
         return Unknown(f"weights could not be compared: {why}, and {_why_files_say_nothing(bundle, files)}")

@@ -355,10 +355,26 @@ std::string quantized_by(const std::string& section) {
   return std::string(kQwen3_8b).insert(1, "\"quantization_config\": " + section + ", ");
 }
 
+// A safetensors file of so many bytes: one tensor of bytes, or none in the smallest.
+std::string sound_file(size_t bytes) {
+  constexpr size_t kHeader = 88, kLength = 8;
+  const size_t header = bytes < kHeader + kLength ? bytes - kLength : kHeader;
+  const size_t data = bytes - kLength - header;
+  std::string text = "{}";
+  if (data > 0) {
+    text = R"({"w": {"dtype": "U8", "shape": [)" + std::to_string(data) +
+           R"(], "data_offsets": [0, )" + std::to_string(data) + "]}}";
+  }
+  text.resize(header, ' ');
+  std::string length(kLength, '\0');
+  length[0] = static_cast<char>(header);
+  return length + text + std::string(data, 'x');
+}
+
 TEST_F(MemoryPlanFiles, WeightsAreTheFilesThatALoaderReads) {
   std::ofstream(file("config.json")) << kQwen3_8b;
   const auto write = [&](const char* name, size_t bytes) {
-    std::ofstream(file(name)) << std::string(bytes, 'x');
+    std::ofstream(file(name)) << sound_file(bytes);
   };
   const auto bytes = [&] { return read_cached_model(folder_.string()).weight_bytes; };
   write("consolidated.safetensors", 1000);
@@ -382,6 +398,31 @@ TEST_F(MemoryPlanFiles, WeightsAreTheFilesThatALoaderReads) {
   EXPECT_EQ(bytes(), 1000) << "and not Mistral's file once more";
   write("model.safetensors", 777);
   EXPECT_EQ(bytes(), 777) << "as the engines read them";
+}
+
+TEST_F(MemoryPlanFiles, FilesThatHoldNoWholeWeightsAreRefused) {
+  std::ofstream(file("config.json")) << kQwen3_8b;
+  const auto refusal = [&](const std::string& name, const std::string& bytes) -> std::string {
+    std::ofstream(file(name.c_str())) << bytes;
+    try {
+      read_cached_model(folder_.string());
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto expect = [](const std::string& said, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(said.find(word), std::string::npos) << said;
+  };
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
+      "\nsize 4000000000\n";
+  expect(refusal("model-1-of-1.safetensors", pointer), {"pointer of Git LFS", "model-1-of-1"});
+  expect(refusal("model.safetensors", pointer), {"pointer of Git LFS", "git lfs pull"});
+  expect(refusal("model.safetensors", sound_file(1000).substr(0, 900)),
+         {"lies outside the file", "model.safetensors", "damaged or incomplete"});
+  expect(refusal("model.safetensors", ""), {"file is empty"});
+  EXPECT_EQ(refusal("model.safetensors", sound_file(1000)), "");
 }
 
 TEST_F(MemoryPlanFiles, WithoutFilesTheQuantizationsBitsAreCounted) {
@@ -443,8 +484,8 @@ TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
   EXPECT_EQ(m.max_positions, 40960);
   EXPECT_EQ(m.layers.size(), 36U);
   EXPECT_EQ(m.quantizer.quant_group_size, 128);
-  std::ofstream(file("model-1.safetensors")) << std::string(1000, 'x');
-  std::ofstream(file("model-2.safetensors")) << std::string(24, 'x');
+  std::ofstream(file("model-1.safetensors")) << sound_file(1000);
+  std::ofstream(file("model-2.safetensors")) << sound_file(24);
   m = read_cached_model(folder_.string());
   EXPECT_EQ(m.weight_bytes, 1024);
   EXPECT_EQ(m.weight_source, "its safetensors files");

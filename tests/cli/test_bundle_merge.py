@@ -101,10 +101,71 @@ class Merging(BundleCase):
         self.run_ok("oscar-bundle", "fit", b, "-o", refit, "--sink", 64, "--demote-block", 1)
         for other in (b, refit):  # whatever windows the bundle is for
             self.refuse("oscar-bundle", ["merge", a, other, "-o", out], "different windows", str(other),
-                        "--sink 64 --demote-block 1 (", "--sink 16 --demote-block 8")
+                        "--sink 64 --demote-block 1 (", "--sink 16 --demote-block 8", "sums by attention are then left out")
         same, even = self.weighted("same.h5", 3), make_file(self.folder / "even.h5", seed=4)
         self.run_ok("oscar-bundle", "merge", a, same, "-o", out)
         self.run_ok("oscar-bundle", "merge", b, even, "-o", out, "--force")  # drops what both lack
+
+    def merged(self, *files):
+        out = self.folder / "merged.h5"
+        said = " ".join(self.run_ok("oscar-bundle", "merge", *files, "-o", out, "--force").stderr.split())
+        with h5py.File(out) as file:
+            return said, file.attrs["row_weights"], "q_attended_moment" in file["layers/000/statistics"]
+
+    def test_sums_by_attention_that_one_file_lacks_are_left_out_with_a_warning(self):
+        a, b, even = self.weighted("a.h5", 1), self.weighted("b.h5", 2), make_file(self.folder / "even.h5", seed=3)
+        said, weights, kept = self.merged(a, b)
+        self.assertEqual((weights, kept), (b"attention", True))
+        self.assertNotIn("left out", said)
+        said, weights, kept = self.merged(a, even, b)
+        self.assertEqual((weights, kept), (b"even", False))
+        self.assertIn(f"sums by attention are of {a}, {b} alone and are left out, because {even} has none: "
+                      "fits of the result count rows alike", said)
+        self.assertNotIn("left out", self.merged(even, make_file(self.folder / "other.h5", seed=4))[0])
+
+    def partly(self, name, seed):
+        """Sums by attention of layer 1 alone."""
+        path = self.weighted(name, seed)
+        with h5py.File(path, "r+") as file:
+            sums = file["layers/000/statistics"]
+            for part in [part for part in sums if "attended" in part or "sink" in part]:
+                del sums[part]
+            seal(file)
+        return path
+
+    def test_layers_that_differ_in_how_rows_count_are_mixed(self):
+        part, whole = self.partly("part.h5", 1), self.weighted("whole.h5", 2)
+        said, weights, kept = self.merged(part, whole)
+        self.assertEqual((weights, kept), (b"mixed", False))
+        self.assertIn(f"are of {whole} alone in 1 of 2 layers and are left out, because {part} has none: "
+                      "fits of the result count rows alike there", said)
+        out = self.folder / "fit.h5"
+        self.run_ok("oscar-bundle", "fit", part, "-o", out)
+        with h5py.File(out) as file:
+            self.assertEqual(file.attrs["row_weights"], b"mixed")
+        shown = " ".join(self.run_ok("oscar-bundle", "inspect", out).stdout.split())
+        self.assertIn("rows by attention in some layers and alike in others", shown)
+        self.assertIn("layer 0: all rows count alike", shown)
+
+    def of_text(self, name, seed, hashes):
+        path = make_file(self.folder / name, statistics_only=True, seed=seed)
+        with h5py.File(path, "r+") as file:
+            sample = dataset(file["corpus"], "ngram_hashes", np.sort(hashes), "<i8")
+            attributes(sample, ngram=13, capacity=8192, rule="smallest of ngram_hash 1")
+            seal(file)
+        return path
+
+    def test_the_same_text_under_another_name_is_refused_and_a_part_of_it_warned_of(self):
+        hashes = np.random.default_rng(0).choice(1 << 40, 3000, replace=False)
+        a, same, part, other = (self.of_text(f"{name}.h5", seed, hashes[begin:begin + 1000]) for seed, (name, begin) in
+                                enumerate((("a", 0), ("same", 400), ("part", 900), ("other", 2000)), 1))
+        out = self.folder / "no.h5"
+        self.refuse("oscar-bundle", ["merge", a, same, "-o", out], "counted twice", "about 60% of the smaller text, also in",
+                    "--allow-repeats")
+        self.assertIn("about 60% of the smaller text", " ".join(self.run_ok(
+            "oscar-bundle", "merge", a, same, "-o", out, "--allow-repeats").stderr.split()))
+        self.assertIn(f"{part}: about 10% of the smaller text is in {a} too, and counts twice", self.merged(a, part)[0])
+        self.assertNotIn("smaller text", self.merged(a, other)[0])
 
     def test_a_fit_keeps_the_format_of_the_file(self):
         sums = self.weighted("a.h5", 1, sink_tokens=16, recent_tokens=32, quant_group_size=4)

@@ -113,6 +113,28 @@ class EvalResume(ProgramTest):
             self.assertIn("--force", other.stderr)
             self.assertEqual(report.stat().st_mtime_ns, before)
 
+    def test_resume_of_a_finished_report_writes_the_page_that_it_lacks(self):
+        report, page = self.folder / "a.json", self.folder / "a.html"
+        first = run(*self.command(report, tokens="1K"))
+        self.assertEqual(first.returncode, 0, first.stderr)
+        before = report.stat().st_mtime_ns
+        resumed = self.command(report, "--resume", "--html", page, tokens="1K")
+        again = run(*resumed)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("<html", page.read_text())
+        table = first.stdout[:first.stdout.index("verdict")]
+        self.assertIn(table, again.stdout)
+        self.assertIn(f"wrote {page}\n", again.stdout)
+        self.assertEqual(report.stat().st_mtime_ns, before)
+        there = page.stat().st_mtime_ns
+        self.assertEqual(run(*resumed).returncode, 0)  # nothing is lacking
+        self.assertEqual(page.stat().st_mtime_ns, there)
+        page.write_text("precious")
+        other = run(*resumed)
+        self.assertEqual(other.returncode, 1)
+        self.assertIn("exists already", other.stderr)
+        self.assertEqual(page.read_text(), "precious")
+
     def test_resuming_needs_a_report_beside_which_a_checkpoint_can_be(self):
         result = run("oscar-eval", self.model, "--corpus", self.text, "--resume")
         self.assertEqual(result.returncode, 2, result.stderr)

@@ -148,6 +148,7 @@ class FoundCheckpoints(ProgramTest):
         model = self.write("model")
         (model / "model.safetensors").write_text(pointer)
         self.refused(model, "a pointer of Git LFS", "model.safetensors", "git lfs pull")
+        self.refuse("oscar-bundle", ["plan", model], "a pointer of Git LFS", "model.safetensors", "git lfs pull")
         text = self.folder / "text.txt"
         text.write_text(pointer)
         whole = self.write("whole")

@@ -97,6 +97,7 @@ class GgufModel(ProgramTest):
                 model, out = self.write(f"{number}.gguf", metadata=self.tokens(keys), head_dim=128, **changes), self.folder / f"folder{number}"
                 made = run_command(dequantize, model, out)
                 self.assertEqual(made.returncode, 0, made.stderr)
+                self.assertEqual("rope_freqs.weight is in config.json" in made.stdout, name == "llama3")
                 config = transformers.AutoConfig.from_pretrained(out)
                 found = dict(config.rope_parameters)
                 self.assertEqual((found.pop("rope_type"), found.pop("rope_theta")), (name, changes.get("rope_theta", 1e4)))
@@ -114,19 +115,19 @@ class GgufModel(ProgramTest):
         from oscar_int2.commands import dequantize
         linear = [("rope.scaling.type", "linear"), ("rope.scaling.factor", 4.0)]
         for number, (keys, changes, words) in enumerate((
-                ([("rope.scaling.type", "longrope"), ("rope.scaling.factor", 4.0)], {}, ("rope.scaling.type is longrope",)),
-                ([("rope.scaling.type", "yarn")], {}, ("rope.scaling.factor",)),
-                ([*linear, ("rope.scaling.attn_factor", 1.5)], {}, ("rope.scaling.attn_factor is 1.5",)),
+                ([("rope.scaling.type", "longrope"), ("rope.scaling.factor", 4.0)], {}, ("rope.scaling.type", "longrope", "none, linear or yarn")),
+                ([("rope.scaling.type", "yarn")], {}, ("factor",)),
+                ([*linear, ("rope.scaling.attn_factor", 1.5)], {}, ("rope.scaling.attn_factor", "without YaRN")),
                 ([("rope.scaling.alpha", 1.0)], {}, ("rope.scaling.alpha",)), ([("rope.scale_linear", 2.0)], {}, ("rope.scale_linear",)),
                 ([], {"factors": np.linspace(1, 8, 64)}, ("rope_freqs.weight", "Llama 3")),
-                ([], {"factors": np.ones(3)}, ("rope_freqs.weight", "Llama 3")),
-                (linear, {"factors": np.ones(64)}, ("two ways", "rope_freqs.weight")))):
+                ([], {"factors": np.ones(3)}, ("rope_freqs.weight", "another shape")),
+                (linear, {"factors": np.ones(64)}, ("two ways", "rope.scaling.type")))):
             with self.subTest(keys=keys):
                 model = self.write(f"{number}.gguf", metadata=self.tokens(keys), head_dim=128, **changes)
                 out = self.folder / f"folder{number}"
                 refused = run_command(dequantize, model, out)
                 self.assertEqual(refused.returncode, 1, refused.stdout)
-                for word in (f"dequantize: {model}: ", *words):
+                for word in ("dequantize: ", str(model), *words):
                     self.assertIn(word, refused.stderr)
                 self.assertFalse(out.exists() or list(self.folder.glob(".dequantize.*")))
 
@@ -143,6 +144,95 @@ class GgufModel(ProgramTest):
                 put = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
                 put(f"qwen3.{name}", value)
         return add
+
+    def test_metadata_that_the_programs_refuse_is_refused_in_their_words(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
+        for number, (key, value, words) in enumerate((
+                ("final_logit_softcapping", 30.0, "soft-capping of logits"), ("attention.scale", 0.5, "does not know"),
+                ("attention.sliding_window", 512, "a sliding window"), ("logit_scale", 0.25, "a factor on the logits"))):
+            with self.subTest(key):
+                model, out = self.write(f"{number}.gguf", metadata=self.tokens([(key, value)])), self.folder / f"folder{number}"
+                refused = run_command(dequantize, model, out)
+                self.assertEqual(refused.returncode, 1, refused.stdout)
+                for word in ("dequantize: ", str(model), f"qwen3.{key}", words):
+                    self.assertIn(word, refused.stderr)
+                self.assertFalse(out.exists() or list(self.folder.glob(".dequantize.*")))
+
+    def test_every_tensor_of_the_folder_is_one_of_the_file(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        import torch
+        import transformers
+        from safetensors.torch import load_file
+
+        from oscar_int2.commands import dequantize
+        config = QWEN3_MINI | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        tensors = {name: values for name, values in qwen3_tensors(config).items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
+        rng = np.random.default_rng(5)
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors[name.replace(".weight", ".bias")] = rng.standard_normal(len(tensors[name])).astype(np.float32)
+
+        def add(writer):
+            self.tokens()(writer)
+            writer.add_bos_token_id(0)  # transformers reads no tokenizer of Llama without one
+
+        for name, config, tensors in (("qwen3", QWEN3_MINI, qwen3_tensors(QWEN3_MINI)), ("llama", config, tensors),
+                                      ("untied", QWEN3_MINI, qwen3_tensors(QWEN3_MINI) | {
+                                          "lm_head.weight": rng.standard_normal((260, 64)).astype(np.float32)})):
+            with self.subTest(name):
+                model, out = self.folder / f"{name}.gguf", self.folder / f"folder-{name}"
+                held = write_model(model, config, tensors, lambda _: Type.Q8_0, np.random.default_rng(0), metadata=add)
+                made = run_command(dequantize, model, out)
+                self.assertEqual(made.returncode, 0, made.stderr)
+                written = load_file(out / "model.safetensors")
+                self.assertEqual(set(written), set(held))
+                for tensor, values in held.items():
+                    expected = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
+                    self.assertTrue(torch.equal(written[tensor], expected), tensor)
+                loaded = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16, output_loading_info=True)[1]
+                self.assertFalse(loaded["missing_keys"] or loaded["unexpected_keys"] or loaded["mismatched_keys"])
+
+    def test_tensors_that_make_no_model_leave_no_folder(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
+        layer, whole = "model.layers.1.", qwen3_tensors(QWEN3_MINI)
+        down, norm = layer + "mlp.down_proj.weight", layer + "input_layernorm.weight"
+
+        def with_value(name, value):
+            changed = whole[name].copy()
+            changed.flat[3] = value
+            return whole | {name: changed}
+
+        for number, (tensors, words) in enumerate((
+                ({name: values for name, values in whole.items() if name not in (down, norm)},
+                 ("tensors are missing in the file: blk.1.attn_norm.weight, blk.1.ffn_down.weight",)),
+                ({name: values for name, values in whole.items() if not name.startswith(layer)}, ("are missing", " and 3 more")),
+                (whole | {layer + "mlp.down_proj.bias": np.ones(64)}, ("has no place for: blk.1.ffn_down.bias",)),
+                (whole | {down: np.ones((64, 64), np.float32)}, ("blk.1.ffn_down.weight has the shape [64, 64], expected [64, 128]",)),
+                (with_value(down, np.nan), ("blk.1.ffn_down.weight holds numbers that are NaN or infinite",)),
+                (with_value(norm, -np.inf), ("blk.1.attn_norm.weight holds numbers that are NaN or infinite",)),
+                (with_value(down, -3.4e38), ("blk.1.ffn_down.weight holds 3.4e+38, beyond the range of bf16",)))):
+            with self.subTest(words=words):
+                model, out = self.folder / f"{number}.gguf", self.folder / f"folder{number}"
+                write_model(model, QWEN3_MINI, tensors, lambda _: Type.F32, np.random.default_rng(0), metadata=self.tokens())
+                refused = run_command(dequantize, model, out)
+                self.assertEqual(refused.returncode, 1, refused.stdout)
+                for word in (f"dequantize: {model}: ", *words):
+                    self.assertIn(word, refused.stderr)
+                self.assertFalse(out.exists() or list(self.folder.glob(".dequantize.*")))
+
+    def test_generation_ends_at_both_tokens_that_the_file_names(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
+        for number, (turn, wanted) in enumerate(((3, [1, 3]), (1, 1), (None, 1))):
+            def add(writer, turn=turn):
+                self.tokens()(writer)
+                if turn is not None:
+                    writer.add_eot_token_id(turn)
+            model, out = self.write(f"{number}.gguf", metadata=add), self.folder / f"folder{number}"
+            made = run_command(dequantize, model, out)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            self.assertEqual(json.loads((out / "generation_config.json").read_text())["eos_token_id"], wanted)
 
     def test_rotations_in_the_file_stay_out_of_the_folder_and_are_counted(self):
         sys.path.insert(0, str(BIN.parent / "python"))
@@ -177,7 +267,8 @@ class GgufModel(ProgramTest):
         broken, nothing = self.folder / "broken.gguf", self.folder / "nothing"
         broken.write_bytes(model.read_bytes()[:2000])
         refused = run_command(dequantize, broken, nothing)
-        self.assertIn(f"dequantize: transformers cannot read {broken}", refused.stderr)
+        for word in ("dequantize: ", str(broken)):
+            self.assertIn(word, refused.stderr)
         self.assertEqual((again.returncode, refused.returncode), (1, 1))
         self.assertFalse(nothing.exists() or list(self.folder.glob(".dequantize.*")))
         card = self.folder / "card.md"

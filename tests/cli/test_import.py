@@ -166,6 +166,66 @@ class Import(BackendCase):
                                 compared += 1
                     self.assertGreater(compared, 20)
 
+    def clips(self, bundle):
+        with h5py.File(bundle) as file:
+            return tuple(round(float(file[f"layers/001/{side}_clip_ratio"][0]), 4) for side in "kv")
+
+    def test_an_import_with_statistics_begins_where_the_recipe_does(self):
+        sums, fitted, path = self.calibrate(), self.folder / "fitted.h5", self.folder / "mine.npz"
+        self.run_ok("oscar-bundle", "fit", sums, "-o", fitted)
+        keys = self.rotations(LAYERS, HEADS)
+        np.savez(path, k_rotation=keys, v_rotation=keys)
+        self.assertEqual(self.clips(self.take(path)), (.96, .92))
+        self.assertEqual(self.clips(self.take(path, options=["--statistics", sums])), self.clips(fitted))
+        for options, expected in ((["--rounding", "plain"], (.96, .92)), (["--clip", ".9,.8"], (.9, .8))):
+            self.assertEqual(self.clips(self.take(path, options=["--statistics", sums, *options])), expected)
+        np.savez(path, k_rotation=keys, v_rotation=keys, k_clip_ratio=np.full(LAYERS, .95))
+        self.assertEqual(self.clips(self.take(path, options=["--statistics", sums])), (.95, .92))
+
+    def test_sums_of_other_windows_or_of_even_rows_are_warned_of_as_in_a_fit(self):
+        path, out = self.folder / "mine.npz", self.folder / "written.h5"
+        np.savez(path, k_rotation=self.rotations(LAYERS), v_rotation=self.rotations(LAYERS, seed=1))
+        attended, even = self.calibrate("--statistics-only"), self.folder / "even.h5"
+        self.run_ok("oscar-calibrate", "--device", "cpu", self.model, self.corpus, even, "--sequence-length", 256, "--sink", 8,
+                    "--recent", 16, "--row-weights", "even", "--statistics-only")
+
+        def said_of(command, sums, *options):
+            words = [command, sums] if command == "fit" else [command, path, "--model", self.model, "--statistics", sums]
+            said = self.run_ok("oscar-bundle", *words, "-o", out, "--force", *options).stderr
+            with h5py.File(out) as file:
+                return " ".join(said.split()), file.attrs["row_weights"]
+        windows = ["--sink", 8, "--recent", 16]
+        for command in ("fit", "import"):
+            with self.subTest(command):
+                said, weights = said_of(command, attended, *windows)
+                self.assertEqual(weights, b"attention")
+                self.assertNotIn("collected", said)
+                self.assertIn("were collected with --recent 16, and the bundle is for --recent 32",
+                              said_of(command, attended, "--sink", 8, "--recent", 32)[0])
+                said, weights = said_of(command, even, *windows)
+                self.assertEqual(weights, b"even")
+                self.assertIn("layers 0 to 2: all rows count alike", said)
+
+    def test_matrices_of_another_size_are_measured_as_rotations_are(self):
+        keys, path, kl = self.rotations(LAYERS, HEADS), self.folder / "mine.npz", {}
+        for factor in (1, .5, 1e-6, 1e6):
+            np.savez(path, k_rotation=keys * np.float32(factor), v_rotation=keys * np.float32(factor))
+            out, report = self.folder / f"{factor}.h5", self.folder / "report.json"
+            said = self.run_ok("oscar-bundle", "import", path, "--model", self.model, "-o", out, "--sink", 8, "--recent", 16).stderr
+            self.assertEqual("far from the size of a rotation" in said, factor not in (1, .5), said)
+            self.run_ok("oscar-bundle", "verify", out)
+            with h5py.File(out) as file:
+                stored = file["layers/001/k_rotation"][()]
+            power = np.log2(np.linalg.norm(stored) / np.linalg.norm(keys[1] * factor))
+            self.assertAlmostEqual(power, round(power), places=4)
+            if factor in (1, .5):  # to the bit, but for bf16 where it is no rotation
+                np.testing.assert_allclose(stored, keys[1] * factor, rtol=5e-3, atol=1e-3)
+            self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", f"x={out}", "--corpus", self.corpus, "--sequence-length", 256,
+                        "--max-tokens", 2048, "--quiet", "--json", report, "--compare", "x", "--separators", "off", "--force")
+            kl[factor] = json.loads(report.read_text())["methods"]["x"]["kl"]["mean"]
+        for factor in (.5, 1e-6, 1e6):
+            self.assertLess(abs(kl[factor] / kl[1] - 1), .1, kl)
+
     def test_hostile_files_are_refused_with_a_message(self):
         good = self.write_torch("v_good.pt", self.rotations(LAYERS))
         bad = self.folder / "k_bad.pt"

@@ -10,6 +10,7 @@ import xml.etree.ElementTree
 
 import h5py
 import numpy as np
+from safetensors.torch import load_file, save_file
 
 from bundle.verify_bundle import content_sha256
 from support import programs
@@ -424,11 +425,15 @@ class OscarEval(unittest.TestCase):
         shutil.copytree(MODEL, other, dirs_exist_ok=True)
         shard = sorted(other.glob("*.safetensors"))[0]
         data = bytearray(shard.read_bytes())
-        data[-2] ^= 1  # a fine-tune: same shapes, one weight differs
+        data[-2] ^= 1  # same shapes, one weight differs, which no sample holds
         shard.chmod(0o644)
         shard.write_bytes(data)
-        self.assertIn("weights_fingerprint",
-                      self.refused(other, *self.small, "--bundle", BUNDLE))
+        warned = run(other, *self.small, "--bundle", BUNDLE).stderr
+        self.assertIn("not those of the calibration", " ".join(warned.split()))
+        tensors = load_file(shard)
+        tensors |= {name: x * 1.25 for name, x in tensors.items() if name.endswith("k_proj.weight")}
+        save_file(tensors, shard)
+        self.assertIn("weight_samples differ", self.refused(other, *self.small, "--bundle", BUNDLE))
         scaling = '{"rope_type":"yarn","factor":2.0,"original_max_position_embeddings":131072}'
         self.assertIn("rope", self.refused(MODEL, *self.small, "--bundle", BUNDLE,
                                            "--rope-scaling", scaling))

@@ -31,7 +31,7 @@ class Publish(BackendCase):
         self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", self.corpus,
                     "--sequence-length", 256, "--max-tokens", 1024, "--json", self.report)
 
-    def publish(self, *arguments, allowed=("shared-text", "little-text", "few-tokens")):
+    def publish(self, *arguments, allowed=("shared-text", "little-text", "few-tokens", "predicts-nothing")):
         allow = [word for kind in allowed for word in ("--allow", kind)]
         return subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "publish", *allow, *map(str, arguments)], text=True,
                               capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN), "PYTHONPATH": str(SOURCE / "python")})

@@ -53,6 +53,14 @@ class RowWeights(ProgramTest):
         with h5py.File(lacking) as a, h5py.File(even) as b:
             self.assertIn("all rows count alike", a["layers/001"].attrs["warnings"].decode())
             np.testing.assert_array_equal(a["layers/001/k_rotation"][()], b["layers/001/k_rotation"][()])
+            self.assertEqual(a.attrs["row_weights"], b"even")  # as it was done, not as it was asked for
+        self.assertNotIn("rows by attention", self.run_ok("oscar-bundle", "inspect", lacking).stdout)
+
+    def test_a_text_without_2_bit_rows_counts_rows_alike_and_says_so(self):
+        out = self.folder / "short.h5"
+        self.run_ok("oscar-calibrate", "--device", "cpu", self.model, self.corpus, out, "--sequence-length", 256, "--search", "off")
+        with h5py.File(out) as file:
+            self.assertEqual(file.attrs["row_weights"], b"even")
 
     def test_keys_have_two_centers_unless_one_is_asked_for(self):
         two, _ = self.calibrate("two", "--search", "off")

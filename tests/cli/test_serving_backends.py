@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 
 from support.backends import HEAD_DIM, BackendCase
+from support.checkpoints import QWEN3_MINI, qwen3_tensors, write_checkpoint
 
 
 class ForBackend(BackendCase):
@@ -109,6 +110,15 @@ class ForBackend(BackendCase):
         self.assertEqual(self.backend(path, "mlx")["line"], "runs as is")
         with h5py.File(path) as file:
             self.assertEqual(file["quantizer"].attrs["quant_group_size"], HEAD_DIM)
+
+    def test_a_head_that_no_group_of_a_backend_divides_is_refused_with_these_groups(self):
+        model = write_checkpoint(self.folder / "odd", {"head_dim": 80}, qwen3_tensors(QWEN3_MINI | {"head_dim": 80}))
+        never, path, eye = self.folder / "never.h5", self.folder / "own.npz", np.eye(80, dtype=np.float32)[None].repeat(3, 0)
+        self.refuse("oscar-calibrate", [model, self.corpus, never, "--for", "mlx"], "does not divide the head", "--for",
+                    "a divisor of 80", "128, 64, 32: the groups that this backend takes")
+        np.savez(path, k_rotation=eye, v_rotation=eye)
+        self.refuse("oscar-bundle", ["import", path, "--model", model, "--for", "mlx", "-o", never], "--for mlx", "a divisor of 80",
+                    "128, 64, 32", code=2)
 
     def test_the_run_ends_with_a_line_for_each_backend(self):
         out = self.folder / "said.h5"

@@ -127,6 +127,24 @@ TEST(RowWeights, AreEvenWithAWarningWhereTheyWereNotCollected) {
   EXPECT_EQ(fitted.key.forward, fit_layer(text.statistics, even, rope).key.forward);
 }
 
+TEST(RowWeights, AreNamedAsTheyWereUsed) {
+  const Weighted text;
+  LayerStatistics without = text.statistics, unread = text.statistics, exact = text.statistics;
+  without.attended = {};
+  unread.attended.q_weight.assign(unread.attended.q_weight.size(), 0.0);  // no row was INT2
+  exact.geometry.quantized = false;
+  const FitOptions asked = by_attention();
+  EXPECT_EQ(used_row_weights({text.statistics, text.statistics, exact}, asked), "attention");
+  EXPECT_EQ(used_row_weights({without, unread}, asked), "even");
+  EXPECT_EQ(used_row_weights({text.statistics, without}, asked), kMixedRowWeights);
+  EXPECT_EQ(used_row_weights({exact}, asked), "attention");
+  FitOptions even = asked, collected = asked;
+  even.row_weights = RowWeights::kEven;
+  collected.position_span = 0;
+  EXPECT_EQ(used_row_weights({text.statistics}, even), "even");
+  EXPECT_EQ(used_row_weights({text.statistics}, collected), "even");
+}
+
 TEST(RowWeights, AreEvenWithAWarningAtPositionsAsCollected) {
   const Weighted text;
   FitOptions options = by_attention();

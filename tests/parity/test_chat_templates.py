@@ -224,7 +224,8 @@ class Forms(unittest.TestCase):
     def test_content_alone_is_a_text(self):
         for row in ({"content": "t"}, {"content": "t", "url": "u", "title": "a title"}, {"content": "t", "text": None}):
             self.assertEqual(self.text(self.PLAIN, row), "t", row)
-        self.assertEqual(self.text(self.PLAIN, {"content": "other", "text": "t"}), "t")
+        self.assertEqual(self.text(self.PLAIN, {"content": "the text", "text": "the text\n"}), "the text\n")
+        self.assertIn("'text' and 'content' say different things", self.error(self.PLAIN, {"content": "other", "text": "t"}))
         for row, word in (({"content": "t", "role": "user"}, "no 'messages'"), ({"content": "t", "answer": "r"}, "no 'messages'"),
                           ({"content": 5}, "'content' is not text")):
             self.assertIn(word, self.error(self.PLAIN, row), row)
@@ -263,6 +264,13 @@ class Forms(unittest.TestCase):
         self.assertEqual(self.text(passed_by, {"messages": [ask, say]}), "qr")
         self.assertIn("leaves out message 2, of role 'expert'",
                       self.error(passed_by, {"messages": [ask, {"role": "expert", "content": "what it says"}, say]}))
+        for said in ("q", "r", "x", [{"type": "text", "text": "q"}]):  # what stands in the text by chance
+            self.assertIn("leaves out message 2, of role 'expert'",
+                          self.error("x" + passed_by, {"messages": [ask, {"role": "expert", "content": said}, say]}))
+            self.assertEqual(self.text(self.PLAIN, {"messages": [ask, {"role": "expert", "content": said}, say]}),
+                             f"[user]q[expert]{said if isinstance(said, str) else 'q'}[assistant]r")
+        picky = "{% for m in messages %}{% if m.content|length > 9 %}{{ raise_exception('long') }}{% endif %}{{ m.content }}{% endfor %}"
+        self.assertEqual(self.text(picky, {"messages": [ask, {"role": "expert", "content": "ok"}, say]}), "qokr")
 
     def test_tools_name_their_template_and_may_be_text(self):
         texts = {"default": "no tools", "tool_use": "{{ tools | map(attribute='function.name') | join(' ') }}"}

@@ -157,6 +157,27 @@ class Api(unittest.TestCase):
             oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True,
                                        statistics=SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5")
 
+    def test_own_matrices_may_have_key_centers(self):
+        numbers = np.random.default_rng(6)
+        keys, centers = np.linalg.qr(numbers.standard_normal((8, 2, 128, 128)))[0], numbers.standard_normal((8, 2, 2, 128))
+        for given in (centers, torch.from_numpy(centers), centers[:, 0]):
+            made = oscar_int2.import_rotation(keys, keys, "tiny-gqa", self.place / "centers.h5", force=True, k_centers=given)
+            np.testing.assert_allclose(made.layers[3].key.key_centers[0], centers[3, 0], atol=1e-6)
+        for wrong, text in ((centers[:3], r"k_centers is \[3, 2, 2, 128\], expected \[8, heads, 2, 128\]"), (centers * np.nan, "not finite")):
+            with self.assertRaisesRegex(ValueError, text):
+                oscar_int2.import_rotation(keys, keys, "tiny-gqa", self.place / "centers.h5", force=True, k_centers=wrong)
+
+    def test_true_of_an_option_that_takes_a_value_names_its_values(self):
+        def calibrate(**options):
+            return lambda: oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "never.h5", **options)
+        for call, text in ((calibrate(search=True), '^search=True: search of oscar-calibrate takes a value: "on", "off"$'),
+                           (calibrate(center=True), 'takes a value: "auto", "on", "off"$'),
+                           (calibrate(max_tokens=True), "^max_tokens=True: .*takes a value: INT, Use this many tokens"),
+                           (lambda: oscar_int2.evaluate("tiny-gqa", corpus=HELDOUT, separators=True), "^separators=True: .*N|off"),
+                           (lambda: oscar_int2.fit(self.bundle, self.place / "never.h5", preset=True), '^preset=True: .*"best", "paper"')):
+            with self.assertRaisesRegex(ValueError, text):
+                call()
+
     def test_own_matrices_without_an_inverse_are_named_by_argument_and_layer(self):
         good = np.broadcast_to(np.eye(128), (8, 2, 128, 128))
         for place, value, text in (((3, 1), 0, "^keys: the matrix of layer 3, head 1, is zero"),
@@ -205,6 +226,11 @@ class Api(unittest.TestCase):
             oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=file, **SHORT)
         again = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=str(file), resume=True, **SHORT)  # it is finished
         self.assertEqual(again.report, found.report)
+        self.assertIn(str(found).splitlines()[-8], str(again))  # the table
+        page = self.place / "kept.html"
+        again = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=file, resume=True, html=page, **SHORT)
+        self.assertIn("<html", page.read_text())
+        self.assertIn(f"wrote {page}", str(again))
         as_served = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, engine="reference", **SHORT | {"max_tokens": 500})
         self.assertEqual(as_served.report["engine"], "reference")
         for options, text in (({"json": "-"}, "the figures are what is returned"), ({"resume": True}, "give json=")):

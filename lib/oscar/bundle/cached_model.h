@@ -35,12 +35,12 @@ struct CachedModel {
 };
 
 // Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
-// config.json and the sizes of the files that a loader reads are looked at, and no weight, so that
-// any quantization will do; a missing shard leaves the weights unknown. Without such files the
-// weights are counted by their shapes, in the bits of config.json: BF16, FP8, AWQ or GPTQ. Of a
-// GGUF file they count in BF16, as in the folder that servers load of it. A bundle does not know
-// the weights, nor the state of linear attention, which is read of config.json alone. Throws Error
-// for anything else.
+// config.json and the sizes and headers of the files that a loader reads are looked at, and no
+// weight, so that any quantization will do; a missing shard leaves the weights unknown, and one
+// that is cut short or a pointer of Git LFS is an Error. Without such files the weights are counted
+// by their shapes, in the bits of config.json: BF16, FP8, AWQ or GPTQ. Of a GGUF file they count in
+// BF16, as in the folder that servers load of it. A bundle does not know the weights, nor the state
+// of linear attention, which is read of config.json alone. Throws Error for anything else.
 CachedModel read_cached_model(const std::string& model);
 
 }  // namespace oscar

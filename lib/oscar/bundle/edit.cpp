@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -92,6 +94,17 @@ std::string differing(const Windows& windows, const Windows& other) {
   return text;
 }
 
+// Says in the first fitted layer that its sums by attention are of other windows than the bundle's.
+void warn_of_windows(Bundle& bundle, const Windows& collected) {
+  const Windows windows = bundle.quantizer.windows();
+  const auto first = std::ranges::find_if(
+      bundle.layers, [](const LayerTransforms& layer) { return layer.geometry.fitted(); });
+  if (first == bundle.layers.end()) return;
+  first->warnings.push_back(
+      fmt::format("sums weighted by attention were collected with {}, and the bundle is for {}",
+                  differing(collected, windows), differing(windows, collected)));
+}
+
 }  // namespace
 
 // Merging is addition; the work is in refusing what must not be added.
@@ -146,6 +159,32 @@ bool have_equal_sums(const Bundle& a, const Bundle& b) {
         return x.count_kv == y.count_kv && x.k_moment.data == y.k_moment.data &&
                x.v_moment.data == y.v_moment.data;
       });
+}
+
+// A span for which rows may count by attention.
+constexpr int64_t kAnySpan = 1;
+
+// Texts of which so much is the same are one text twice; below it they may share a prompt.
+constexpr double kSameText = 0.5;
+
+// The share of the distinct n-grams of the smaller text that is in the other, too; 0 where a file
+// has no fingerprint. Both samples hold every n-gram whose hash is at most `known`.
+double shared_text(const NgramFingerprint& a, const NgramFingerprint& b) {
+  int64_t known = std::numeric_limits<int64_t>::max();
+  for (const NgramFingerprint* one : {&a, &b}) {
+    if (one->empty()) return 0;
+    const bool full = std::ssize(one->hashes) >= kFingerprintCapacity;
+    if (full) known = std::min(known, one->hashes.back());
+  }
+  const auto end_of = [known](const NgramFingerprint& one) {
+    return std::ranges::upper_bound(one.hashes, known);
+  };
+  const auto smaller = std::min(end_of(a) - a.hashes.begin(), end_of(b) - b.hashes.begin());
+  if (smaller == 0) return 0;
+  std::vector<int64_t> both;
+  std::set_intersection(a.hashes.begin(), end_of(a), b.hashes.begin(), end_of(b),
+                        std::back_inserter(both));
+  return static_cast<double>(both.size()) / static_cast<double>(smaller);
 }
 
 // Remembers who brought a corpus and refuses to see it again.
@@ -250,7 +289,8 @@ void require_same_windows(const Bundle& bundle, const Bundle& other, const std::
        .where = other_name,
        .expected = differing(ours, theirs) + " (" + name + ")",
        .found = differing(theirs, ours),
-       .hint = "calibrate with the same windows; sums of --row-weights even add in any case"});
+       .hint = "calibrate with the same windows; or one of them with --row-weights even: sums by "
+               "attention are then left out, and rows count alike"});
 }
 
 }  // namespace
@@ -272,6 +312,44 @@ Json held_back_part(const Bundle& bundle) {
   return part;
 }
 
+std::vector<std::string> merge_warnings(const std::vector<Bundle>& inputs,
+                                        const std::vector<std::string>& names) {
+  std::vector<std::string> warnings;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const double share = shared_text(inputs[j].fingerprint, inputs[i].fingerprint);
+      if (share <= kNotableOverlap) continue;
+      warnings.push_back(
+          fmt::format("{}: about {:.0f}% of the smaller text is in {} too, and "
+                      "counts twice",
+                      names[i], 100 * share, names[j]));
+    }
+  }
+  // Files with sums by attention, where others have none, and the layers for which that is so.
+  std::map<std::pair<std::string, std::string>, int> partly;
+  int weighted = 0;
+  for (size_t layer = 0; layer < inputs.at(0).statistics.size(); ++layer) {
+    std::string with, without;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (layer >= inputs[i].statistics.size()) continue;  // of another model, which merge refuses
+      std::string& list = inputs[i].statistics[layer].attended.empty() ? without : with;
+      list += (list.empty() ? "" : ", ") + names[i];
+    }
+    if (with.empty()) continue;
+    ++weighted;
+    if (!without.empty()) ++partly[{with, without}];
+  }
+  for (const auto& [files, layers] : partly) {
+    const std::string where =
+        layers == weighted ? "" : fmt::format(" in {} of {} layers", layers, weighted);
+    warnings.push_back(
+        fmt::format("sums by attention are of {} alone{} and are left out, because {} has none: "
+                    "fits of the result count rows alike{}",
+                    files.first, where, files.second, layers == weighted ? "" : " there"));
+  }
+  return warnings;
+}
+
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats) {
   CorpusLedger ledger(allow_repeats);
@@ -285,8 +363,14 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
     for (size_t j = 0; j < i; ++j) require_same_windows(inputs[j], inputs[i], names[j], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
     for (size_t j = 0; j < i && !allow_repeats; ++j) {
-      if (!have_equal_sums(inputs[j], inputs[i])) continue;
-      refuse_repeat(names[i] + ": statistics", "the same sums as in " + names[j]);
+      if (have_equal_sums(inputs[j], inputs[i])) {
+        refuse_repeat(names[i] + ": statistics", "the same sums as in " + names[j]);
+      }
+      const double share = shared_text(inputs[j].fingerprint, inputs[i].fingerprint);
+      if (share < kSameText) continue;
+      refuse_repeat(
+          names[i] + ": " + schema::kFingerprint,
+          fmt::format("about {:.0f}% of the smaller text, also in {}", 100 * share, names[j]));
     }
     hashes += inputs[i].corpus.tokens_sha256 + "\n";
     if (inputs[i].position_span != common_span) common_span = 0;
@@ -315,6 +399,8 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   }
   total.position_span = common_span;
   if (!is_weighted(total)) total.collected.reset();
+  total.row_weights = used_row_weights(
+      total.statistics, {.row_weights = RowWeights::kAttention, .position_span = kAnySpan});
   total.corpus.tokens_sha256 = sha256_of(hashes);
   return total;
 }
@@ -413,7 +499,6 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.composition = composition_name(fit.kind);
   out.objective_v = objective_name(fit.objective_v);
   out.granularity = granularity_name(fit.granularity);
-  out.row_weights = row_weights_name(fit.row_weights);
   out.position_span = fit.position_span;
   out.quantizer = settled(options.quantizer, out.model);
   out.evaluation.reset();
@@ -437,15 +522,10 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
     out.layers.push_back(std::move(made.main));
     out.portable.push_back(std::move(made.portable));
   }
+  out.row_weights = used_row_weights(out.statistics, fit);
   const Windows windows = out.quantizer.windows();
   const bool moved = weighted && collected != windows;
-  if (moved && fit.row_weights == RowWeights::kAttention) {
-    const auto first = std::ranges::find_if(
-        out.layers, [](const LayerTransforms& layer) { return layer.geometry.fitted(); });
-    first->warnings.push_back(
-        fmt::format("sums weighted by attention were collected with {}, and the bundle is for {}",
-                    differing(collected, windows), differing(windows, collected)));
-  }
+  if (moved && fit.row_weights == RowWeights::kAttention) warn_of_windows(out, collected);
   out.collected = moved ? std::optional(collected) : std::nullopt;
   if (!options.keep_statistics) {
     out.statistics.clear();
@@ -454,21 +534,24 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   return out;
 }
 
-Bundle set_writer(Bundle bundle, const Bundle& statistics, const WriterOptions& options,
+Bundle set_writer(Bundle bundle, Bundle statistics, const WriterOptions& options,
                   const std::string& name, const std::string& statistics_name) {
   require_statistics(statistics, statistics_name);
   require_same_model(statistics, bundle, statistics_name, name);
   FitOptions fit;
   fit.center = options.center;
-  fit.row_weights = is_weighted(statistics) ? RowWeights::kAttention : RowWeights::kEven;
+  fit.row_weights = RowWeights::kAttention;  // where they were collected; else a warning says so
   fit.position_span = served_positions(statistics, options.position_span, statistics_name);
   const Rope rope = recorded_rope(statistics, statistics_name);
   const bool with_metric = options.scale_correction == ScaleCorrection::kMetric;
   const bool with_feedback = options.rounding == Rounding::kShaped;
+  std::vector<LayerStatistics>& sums = statistics.statistics;
   for (size_t i = 0; i < bundle.layers.size(); ++i) {
     LayerTransforms& layer = bundle.layers[i];
+    // The recent window decides whether a sliding layer is ever quantized.
+    sums.at(i).geometry.quantized = layer.geometry.quantized;
     if (!layer.geometry.fitted()) continue;
-    const LayerMoments moments = layer_moments(statistics.statistics.at(i), fit, rope);
+    const LayerMoments moments = layer_moments(sums[i], fit, rope);
     if (!moments.warning.empty()) layer.warnings.push_back(moments.warning);
     const auto write = [&](SideTransform& side, Side which, const VectorStack<double>& mean,
                            const MatrixStack<double>& weight) {
@@ -484,8 +567,12 @@ Bundle set_writer(Bundle bundle, const Bundle& statistics, const WriterOptions& 
     write(layer.key, Side::kKey, moments.key_mean, moments.query);
     write(layer.value, Side::kValue, moments.value_mean, moments.output_metric);
   }
-  bundle.row_weights = row_weights_name(fit.row_weights);
+  bundle.row_weights = used_row_weights(sums, fit);
   bundle.position_span = fit.position_span;
+  const Windows collected = collected_windows(statistics);
+  if (is_weighted(statistics) && collected != bundle.quantizer.windows()) {
+    warn_of_windows(bundle, collected);
+  }
   const CorpusRecord& corpus = statistics.corpus;
   bundle.corpus.sources.insert(bundle.corpus.sources.end(), corpus.sources.begin(),
                                corpus.sources.end());

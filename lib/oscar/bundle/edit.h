@@ -51,14 +51,19 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
 
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
-// models differ, sums weighted by attention were collected with different windows, or a corpus, or
-// equal sums, appear twice and `allow_repeats` is false. v_energy_moment, which belongs to one run,
-// is dropped; position_span is 0 where those of the inputs differ. tokens_sha256 becomes the hash
-// over those of the inputs, in order. Parts that were held back add up; the text's fingerprint is
-// that of all files, or none when a file has none. Whether the text was enough is not known of the
-// whole.
+// models differ, sums weighted by attention were collected with different windows, or a corpus,
+// most of a text by its fingerprint, or equal sums, appear twice and `allow_repeats` is false.
+// v_energy_moment, which belongs to one run, is dropped; position_span is 0 where those of the
+// inputs differ. tokens_sha256 becomes the hash over those of the inputs, in order. Parts that were
+// held back add up; the text's fingerprint is that of all files, or none when a file has none.
+// Whether the text was enough is not known of the whole.
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats);
+
+// What a user must hear of it: text that two files share, and sums by attention that some files
+// lack and that the result therefore leaves out.
+std::vector<std::string> merge_warnings(const std::vector<Bundle>& inputs,
+                                        const std::vector<std::string>& names);
 
 // A rotation bundle from statistics alone: everything that needs no model.
 
@@ -104,9 +109,11 @@ struct WriterOptions {
 
 // `bundle` with its transforms and clipping ratios as they are, and the feedback factors, metrics
 // and means that follow from the sums of `statistics`, a file of the same model. The corpus and its
-// fingerprint are added to the bundle's, so that an evaluation knows the text. `name` and
-// `statistics_name` are the files in errors. Throws Error when models differ or there are no sums.
-Bundle set_writer(Bundle bundle, const Bundle& statistics, const WriterOptions& options,
+// fingerprint are added to the bundle's, so that an evaluation knows the text. Warnings of layers
+// say where rows count alike, and where sums by attention were collected with other windows, as
+// those of refit_bundle do. `name` and `statistics_name` are the files in errors. Throws Error when
+// models differ or there are no sums.
+Bundle set_writer(Bundle bundle, Bundle statistics, const WriterOptions& options,
                   const std::string& name, const std::string& statistics_name);
 
 // What two OSCAR files say differently, object by object.

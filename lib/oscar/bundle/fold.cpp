@@ -265,6 +265,12 @@ void add_folds(const ValueWeights& old, const ValueFold& fold, Folds& folds) {
   }
 }
 
+// A LoRA beside the weights, which transformers would put over the folded ones: its config and
+// weights.
+bool is_adapter_file(const std::string& name) {
+  return name.starts_with("adapter_config.") || name.starts_with("adapter_model.");
+}
+
 // Everything beside the weights; returns what stayed behind.
 std::vector<std::string> copy_other_files(const fs::path& from, const fs::path& to) {
   std::vector<std::string> left_out;
@@ -272,7 +278,7 @@ std::vector<std::string> copy_other_files(const fs::path& from, const fs::path& 
     const std::string name = entry.path().filename().string();
     const std::string extension = entry.path().extension().string();
     if (fs::exists(to / name)) continue;  // a shard
-    if (leads_outside(from, entry.path()) || !entry.is_regular_file() ||
+    if (leads_outside(from, entry.path()) || !entry.is_regular_file() || is_adapter_file(name) ||
         std::find(std::begin(kWeightFiles), std::end(kWeightFiles), extension) !=
             std::end(kWeightFiles)) {
       left_out.push_back(name);

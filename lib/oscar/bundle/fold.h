@@ -80,8 +80,8 @@ inline constexpr const char* kFoldedBundleName = "oscar.h5";
 // Writes `out`, a folder that appears whole or not at all: the shards, or the GGUF file, under
 // their names with dtypes kept, v_proj and o_proj of every quantized layer changed as
 // above; config, tokenizer and other small files of a Hugging Face folder as they are (no
-// folders, no weights in other formats); oscar_fold.json, which says how it was made; and the
-// bundle for the folded model. In that bundle values have no transform of their own (kind
+// folders, no weights in other formats, no adapter); oscar_fold.json, which says how it was made;
+// and the bundle for the folded model. In that bundle values have no transform of their own (kind
 // identity), keys are as before, and codes, metrics and predicted errors are those of the unfolded
 // model. Statistics and the portable variant, which describe unfolded values, are left out. Layers
 // that are never quantized stay as they are. Throws Error for a bundle of another model or without

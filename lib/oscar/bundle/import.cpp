@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -250,6 +251,7 @@ void spread(AnyStack& stack, int heads) {
 struct Importing {
   ClipPair clips;  // where the files hold no ratios
   std::string file;
+  int rescaled = 0;  // matrices
 
   [[noreturn]] void refuse(const std::string& where, const std::string& what,
                            const std::string& expected = "", const std::string& found = "") const {
@@ -355,13 +357,36 @@ struct Importing {
     }
   }
 
+  // The size of a matrix is free: rows and scales grow with it, codes stay. But scales are fp16
+  // numbers with a floor of 2^-14. A matrix far from a rotation's size, whose rows have length 1,
+  // is brought there by a power of two, which changes no digit.
+  void rescale(SideTransform& side) {
+    constexpr int kSmallest = -6, kLargest = 12;  // powers of two; balanced ones lie between
+    for (int head = 0; head < side.forward.count; ++head) {
+      const double d = side.forward.cols;
+      const double length = side.forward[head].cast<double>().norm() / std::sqrt(d);
+      if (!std::isfinite(length) || length == 0) continue;  // refused below
+      const int exponent = std::ilogb(length);
+      if (exponent >= kSmallest && exponent <= kLargest) continue;
+      const auto scaled = [](int power) {
+        return [power](float x) { return std::ldexp(x, power); };
+      };
+      side.forward[head] = side.forward[head].unaryExpr(scaled(-exponent));
+      if (!side.partner.empty()) {
+        side.partner[head] = side.partner[head].unaryExpr(scaled(exponent));
+      }
+      ++rescaled;
+    }
+  }
+
   void complete(SideTransform& side, Side which, const LayerGeometry& geometry,
-                std::vector<std::string>& warnings) const {
+                std::vector<std::string>& warnings) {
     const bool key = which == Side::kKey;
     const int heads = geometry.num_kv_heads, d = key ? geometry.head_dim_k : geometry.head_dim_v;
     const std::string where =
         fmt::format("layer {}, {}", geometry.layer_id, key ? "keys" : "values");
     widen(side, heads, d, where);
+    rescale(side);
     describe_heads(side, which, where, warnings);
     side.fallback.assign(static_cast<size_t>(heads), "");
     if (side.eigenvalues.count == 1) spread(side.eigenvalues, heads);
@@ -496,8 +521,9 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
         {.name = file.filename().string(), .sha256 = sha256_of_file(file), .kind = read.kind});
   }
   bundle.corpus.bos_eos_policy = bundle.corpus.chat_template = "none";
-  const ClipPair exported = read.origin ? read.origin->clip.value_or(ClipPair{}) : ClipPair{};
-  const Importing importing{options.clip.value_or(exported), read.files.front().string()};
+  const std::optional<ClipPair> exported = read.origin ? read.origin->clip : std::nullopt;
+  Importing importing{.clips = options.clip.value_or(exported.value_or(options.default_clip)),
+                      .file = read.files.front().string()};
   if (!read.set.empty() && read.set.rbegin()->first >= config.num_layers) {
     importing.refuse(fmt::format("layer {}", read.set.rbegin()->first),
                      "more layers than the model", fmt::format("{} layers", config.num_layers));
@@ -531,6 +557,14 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                                        std::numeric_limits<double>::quiet_NaN());
     portable = portable && is_portable(layer.key) && is_portable(layer.value);
     bundle.layers.push_back(std::move(layer));
+  }
+  if (importing.rescaled > 0) {
+    const auto first = std::ranges::find_if(
+        bundle.layers, [](const LayerTransforms& layer) { return layer.geometry.fitted(); });
+    first->warnings.push_back(
+        fmt::format("{} matrices were far from the size of a rotation, whose rows have length 1, "
+                    "and were multiplied by powers of two: scales of rows are 16-bit numbers",
+                    importing.rescaled));
   }
   bundle.granularity = shared ? "shared" : "per-head";
   for (size_t i = 0; portable && i < bundle.layers.size(); ++i) {

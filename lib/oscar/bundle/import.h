@@ -55,19 +55,21 @@ struct ImportOptions {
   std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
   CacheFormat quantizer;               // quant_group_size 0: head_dim
   // Where the files hold no ratios, as those of backends do not; absent: those of the export, or
-  // the published ones where there is none or it does not say.
+  // `default_clip` where there is none or it does not say.
   std::optional<ClipPair> clip = {};
+  ClipPair default_clip = {};  // the published ones
   AcceptedWeights weights = AcceptedWeights::kSame;
 };
 
 // Any invertible matrices, for each KV head or shared, with or without means; what the files leave
 // out follows: inverses from the matrices, orthogonal ones served as such; plain rounding without
-// scale correction unless feedback and metrics are given. An orthogonal matrix is recorded as
-// OSCAR's kind, another as balanced, whoever made it. The portable variant is there where one
-// uncentered orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
-// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h); for
-// an export of a bundle with another RoPE; and for one of other weights, unless `options` accept
-// any.
+// scale correction unless feedback and metrics are given. A matrix far from the size of a rotation
+// is multiplied by a power of two, and a warning of the first layer says so. An orthogonal matrix
+// is recorded as OSCAR's kind, another as balanced, whoever made it. The portable variant is there
+// where one uncentered orthogonal matrix a layer was given. Throws Error naming layer and head for
+// a layer that is missing or too many, another shape, and matrices that no cache can run
+// (fit/fit.h); for an export of a bundle with another RoPE; and for one of other weights, unless
+// `options` accept any.
 Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                      const ImportOptions& options);
 

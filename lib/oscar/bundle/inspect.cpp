@@ -18,6 +18,7 @@
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/head_fit.h"
+#include "oscar/fit/moments.h"
 
 namespace oscar {
 namespace {
@@ -328,7 +329,11 @@ std::string inspection_text(const Inspection& inspection, InspectionView view) {
   if (j["kind"] == "rotation bundle") {
     what += fmt::format(", {}, preset {}, composition {}, {}", plain(j["method"]),
                         plain(j["preset"]), plain(j["composition"]), plain(j["granularity"]));
-    if (j["row_weights"] == "attention") what += ", rows by attention";
+    if (j["row_weights"] == row_weights_name(RowWeights::kAttention)) {
+      what += ", rows by attention";
+    } else if (j["row_weights"] == kMixedRowWeights) {
+      what += ", rows by attention in some layers and alike in others";
+    }
     if (std::ranges::any_of(j["layers"], [](const Json& layer) {
           return layer.contains("key") && layer["key"]["centers"] != 0;
         })) {

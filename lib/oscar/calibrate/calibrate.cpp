@@ -2,6 +2,7 @@
 #include "oscar/calibrate/calibrate.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -26,6 +27,7 @@
 #include "oscar/calibrate/several_processes.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
+#include "oscar/fit/moments.h"
 #include "oscar/model/checkpoint/weights.h"
 #include "oscar/model/layer_major.h"
 #include "oscar/text/packing.h"
@@ -74,10 +76,14 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
   }
   if (options.quantizer.quant_group_size == 0) options.quantizer.quant_group_size = config.head_dim;
   if (config.head_dim % options.quantizer.quant_group_size != 0) {
+    const bool of_backend = !options.quant_group_sizes.empty();
     throw Error({.what = "the quantization group does not divide the head",
-                 .where = "--quant-group-size",
-                 .expected = fmt::format("a divisor of {}", config.head_dim),
-                 .found = std::to_string(options.quantizer.quant_group_size)});
+                 .where = of_backend ? "--for" : "--quant-group-size",
+                 .expected = fmt::format("a divisor of {}, the model's head_dim", config.head_dim),
+                 .found = of_backend ? fmt::format("{}: the groups that this backend takes",
+                                                   fmt::join(options.quant_group_sizes, ", "))
+                                     : std::to_string(options.quantizer.quant_group_size),
+                 .hint = of_backend ? "oscar-bundle backends lists what each backend takes" : ""});
   }
   if (options.batch_tokens == 0) {
     options.batch_tokens = compute.device.is_cuda() ? kBatchTokensGpu : kBatchTokensCpu;
@@ -531,6 +537,9 @@ void write(const Opened& run, std::vector<LayerDecision> decisions, Collected co
   }
   if (!bundle.layers.empty() && !has_quantized_layer(bundle)) {
     result.warnings.push_back(std::string(kNothingQuantized) + ", so the bundle changes nothing");
+  }
+  if (!options.statistics_only && !options.search.row_weights) {
+    bundle.row_weights = used_row_weights(collected.statistics, options.fit);
   }
   if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {
     const auto pooled = pool_own_clips(bundle, options.search.clip_scope);

@@ -581,6 +581,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                      {"num_layers", checkpoint.config.num_layers},
                      {"cache_elements_per_token", cache_elements(checkpoint.config, false)},
                      {"max_positions", checkpoint.config.rope.max_positions},
+                     {"vocab_size", checkpoint.config.vocab_size},
                      {"config_sha256", checkpoint.config_sha256},
                      {"weights_fingerprint", checkpoint.weights->fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};

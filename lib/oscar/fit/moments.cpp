@@ -127,13 +127,19 @@ void check_attended(const LayerStatistics& s) {
   check_sum(g, "v_attended_sum", s.attended.v_sum, g.head_dim_v);
 }
 
+// Whether a query has read a row of the head as INT2.
+bool has_weight(const AttendedSums& attended, int head) {
+  const auto h = static_cast<size_t>(head);
+  return attended.q_weight[h] > 0 && attended.k_weight[h] > 0 && attended.v_weight[h] > 0;
+}
+
 // Puts the weighted moments per weight in the place of those per row. Keys are then at position 0.
 void weigh_by_attention(const AttendedSums& attended, LayerMoments& m,
                         VectorStack<double>& key_mean, VectorStack<double>& value_mean) {
   for (int head = 0; head < m.key.count; ++head) {
     const auto h = static_cast<size_t>(head);
     const double q = attended.q_weight[h], k = attended.k_weight[h], v = attended.v_weight[h];
-    if (!(q > 0 && k > 0 && v > 0)) continue;
+    if (!has_weight(attended, head)) continue;
     m.query[head] = attended.q_moment[head] / q;
     m.key[head] = attended.k_moment[head] / k;
     m.value[head] = attended.v_moment[head] / v;
@@ -149,7 +155,7 @@ bool center_in_segments(const AttendedSums& attended, int head, const Rope& rope
                         const FitOptions& options, LayerMoments& m) {
   const auto h = static_cast<size_t>(head);
   const double all = attended.k_weight[h], sinks = attended.k_sink_weight[h];
-  if (!(attended.q_weight[h] > 0 && all > 0 && attended.v_weight[h] > 0)) return false;
+  if (!has_weight(attended, head)) return false;
   const MeanPhase segments = mean_phase_of_segments(options.position_span);
   const MeanPhase positions = [&](double omega) { return segments(omega) * segment_phase(omega); };
   MatrixD moment = average_moment(m.key[head], rope, positions);
@@ -182,6 +188,29 @@ void center(MatrixStack<double>& moment, const VectorStack<double>& mean, int he
 }
 
 }  // namespace
+
+bool weighs_by_attention(const LayerStatistics& statistics, const FitOptions& options) {
+  if (options.row_weights == RowWeights::kEven || !statistics.geometry.quantized ||
+      !weights_problem(statistics, options).empty()) {
+    return false;
+  }
+  for (int head = 0; head < statistics.geometry.num_kv_heads; ++head) {
+    if (has_weight(statistics.attended, head)) return true;
+  }
+  return false;
+}
+
+std::string used_row_weights(const std::vector<LayerStatistics>& statistics,
+                             const FitOptions& options) {
+  int even = 0, by_attention = 0;
+  for (const LayerStatistics& layer : statistics) {
+    if (!layer.geometry.quantized || !layer.geometry.fitted()) continue;
+    ++(weighs_by_attention(layer, options) ? by_attention : even);
+  }
+  if (even == 0 && by_attention == 0) return row_weights_name(options.row_weights);
+  if (even > 0 && by_attention > 0) return kMixedRowWeights;
+  return row_weights_name(even > 0 ? RowWeights::kEven : RowWeights::kAttention);
+}
 
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
                            const Rope& model_rope) {

@@ -39,6 +39,15 @@ struct LayerMoments {
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
                            const Rope& model_rope);
 
+// Whether rows of the layer count by attention in a fit with these options, of one head at least.
+bool weighs_by_attention(const LayerStatistics& statistics, const FitOptions& options);
+
+// How rows count in the quantized layers of a fit: row_weights_name, or kMixedRowWeights where
+// layers differ. Without a quantized layer it is what `options` ask for.
+inline constexpr const char* kMixedRowWeights = "mixed";
+std::string used_row_weights(const std::vector<LayerStatistics>& statistics,
+                             const FitOptions& options);
+
 // Eigenvalues of a covariance from n rows of d are spread by a factor (1 +- sqrt(d / n))^2: 0.5 to
 // 1.7 at this many rows a dimension. With fewer a fit comes with a warning, and the expansion
 // behind c (1/n + 1/m) of convergence.h has no meaning.

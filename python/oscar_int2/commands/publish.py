@@ -18,7 +18,7 @@ from .. import programs
 from ..errors import OscarError
 from . import published
 
-CAUTIONS = ("shared-text", "little-text", "few-tokens")
+CAUTIONS = ("shared-text", "little-text", "few-tokens", "predicts-nothing")
 HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 FILE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -47,11 +47,13 @@ def parse(words):
                         "this bundle or its serving profile, for card and page")
     parser.add_argument("--base-model", metavar="ORG/NAME", help="on Hugging Face, the model")
     parser.add_argument("--repo", metavar="ORG/NAME", help="on Hugging Face, where the folder shall go")
+    parser.add_argument("--rope-scaling", metavar="JSON", help="where the model was calibrated with it")
     parser.add_argument("--no-exports", action="store_true", help="no files of other backends")
     parser.add_argument("--allow", action="append", default=[], metavar="CAUTION",
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
-                        "text), little-text (the calibration text is not enough, or could not be judged) or "
-                        "few-tokens (the evaluation has too few for intervals)")
+                        "text), little-text (the calibration text is not enough, or could not be judged), "
+                        "few-tokens (the evaluation has too few for intervals) or predicts-nothing (the model itself "
+                        "guesses)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder to make")
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
@@ -146,6 +148,8 @@ def fill(tool, folder, name, arguments):
     tool.run("strip", bundle, folder / f"{name}.serving.h5", "--profile", "serving")
     answers = ["--answers", arguments.answers] if arguments.answers else []
     card = [whole, "--model", model, *answers, "-o", folder / "README.md"]
+    if arguments.rope_scaling:
+        card += ["--rope-scaling", arguments.rope_scaling]
     if arguments.base_model:
         card += ["--base-model", arguments.base_model]
     card += add_reports(tool, folder, arguments.reports, answers)

@@ -124,6 +124,10 @@ TEST(Card, CautionsOfTextThatIsSharedOrNotEnoughOnEitherSide) {
       has(model_card(sample_bundle(), request_with(json)),
           "\n> **Caution** (`few-tokens`): the evaluation counts 7,552 tokens in 7 pieces of "
           "at most 512 tokens (2 sequences), too few"));
+  json = sample_report();
+  json["methods"]["bf16"]["ppl"] = {{"mean", 300.0}, {"se", 0.0}};
+  EXPECT_TRUE(has(model_card(sample_bundle(), request_with(json)),
+                  "\n> **Caution** (`predicts-nothing`): the model itself predicts nothing: BF16"));
   Bundle bundle = sample_bundle();
   bundle.convergence = {{"problem", "the text is one batch"}};
   EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),

@@ -76,6 +76,25 @@ TEST(Verdict, FewTokensHaveNoIntervalAndKeepItFromBeingClose) {
   EXPECT_EQ(verdict.checks[0].measured.find('['), std::string::npos) << verdict.checks[0].measured;
 }
 
+TEST(Verdict, AModelThatGuessesKeepsItFromBeingClose) {
+  Json r = report_sample::report();
+  const size_t checks = verdict_of(r).checks.size();
+  r["model"]["vocab_size"] = 49152;
+  EXPECT_EQ(verdict_of(r).checks.size(), checks);
+  r["methods"]["bf16"]["ppl"] = {{"mean", 49150.0}, {"se", 12.0}};  // rounded below
+  EXPECT_EQ(verdict_of(r).standing, Standing::kCare);
+  EXPECT_EQ(verdict_of(r).checks.back().note,
+            "The model itself predicts nothing: BF16 perplexity 49,150, vocabulary 49,152.");
+  r["methods"]["bf16"]["ppl"] = {{"mean", 300.0}, {"se", 0.0}};
+  EXPECT_EQ(verdict_of(r).standing, Standing::kCare);
+  EXPECT_EQ(verdict_of(r).checks.back().measured,
+            "BF16 perplexity 300 on every piece of text, vocabulary 49,152");
+  r["model"].erase("vocab_size");  // as in earlier reports
+  EXPECT_EQ(verdict_of(r).standing, Standing::kCare);
+  r["methods"]["bf16"]["ppl"] = {{"mean", 300.0}, {"se", nullptr}};  // of one piece
+  EXPECT_EQ(verdict_of(r).checks.size(), checks);
+}
+
 TEST(Verdict, OfAModelWithoutALayerIn2BitsJudgesNothing) {
   Json r = report_sample::report();
   r["model"]["quantized_layers"] = 1;

@@ -554,10 +554,11 @@ class Refusals(unittest.TestCase):
             content = bytearray(shard.read_bytes())
             content[-1] ^= 1
             shard.write_bytes(content)
-            code, _, err = said(folder, case.BUNDLE)
-            with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
-                self.assertEqual(said(folder, case.BUNDLE, "--port", "8000")[0], 0)
-        self.assertEqual(code, 1)  # this bundle has no samples by which a server could tell
+            with case.edited_bundle(case.without_samples) as bundle:  # by which a server could tell
+                code, _, err = said(folder, bundle)
+                with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
+                    self.assertEqual(said(folder, bundle, "--port", "8000")[0], 0)
+        self.assertEqual(code, 1)
         self.assertIn("a fine-tune of the calibrated model", err)
 
     def test_vllm_knows_the_variables(self):

@@ -105,8 +105,15 @@ def edited_bundle(edit):
         yield path
 
 
+def without_samples(file):
+    """An edit of a bundle: as one of an earlier version."""
+    for layer in file["layers"].values():
+        for name in ("weight_samples", "vector_samples"):
+            layer.pop(name, None)
+
+
 def samples_of_the_model(change=lambda samples: samples):
-    """An edit of a bundle: samples of the embedded model's weights go in, as change() gives them back."""
+    """An edit of a bundle: samples of the embedded model's weights take the place of its own, as change() gives them back."""
     from oscar_int2 import load, weights
     from transformers import AutoModelForCausalLM
 
@@ -118,6 +125,7 @@ def samples_of_the_model(change=lambda samples: samples):
             samples = torch.stack([weights.sample(matrix.data, 2, name == "W_O").float()
                                    for name, matrix in zip(weights.MATRICES, parts)], 1)
             changed = change(samples).bfloat16().float().numpy()
+            del file[f"layers/{i:03}/weight_samples"]
             file[f"layers/{i:03}"].create_dataset("weight_samples", data=changed, chunks=changed.shape,
                                                   fletcher32=True)
 

@@ -326,7 +326,8 @@ std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
   for (const BundleEvaluation& evaluation : request.evaluations) {
     for (const Caution& caution : evaluation.data.cautions) {
       const bool shared = caution.kind == "shared-text" && caution.method == "bundle";
-      if (shared || caution.kind == "few-tokens") list.push_back(caution);
+      const bool of_all = caution.kind == "few-tokens" || caution.kind == "predicts-nothing";
+      if (shared || of_all) list.push_back(caution);
     }
   }
   if (auto caution = little_text(bundle.convergence, "bundle", request.bundle_file)) {

@@ -110,6 +110,23 @@ std::optional<Caution> few_tokens(const Json& report) {
                                          count(static_cast<double>(kFewestUnits * kUnitTokens)))};
 }
 
+// A model that guesses, or gives every token the same probability: no cache makes it worse.
+std::optional<Caution> predicts_nothing(const Json& report) {
+  constexpr double kRounding = 1e-3;  // relative, of log and exp in float32
+  const Json& perplexity = entry_of(entry_of(entry_of(report, "methods"), "bf16"), "ppl");
+  const double mean = number_at(perplexity, "mean"), error = number_at(perplexity, "se"),
+               vocabulary = number_at(entry_of(report, "model"), "vocab_size");
+  const bool guesses = mean >= vocabulary * (1 - kRounding);
+  if (!guesses && error != 0) return std::nullopt;
+  std::string measured = "BF16 perplexity " + figure(mean);
+  if (error == 0) measured += " on every piece of text";
+  if (std::isfinite(vocabulary)) measured += ", vocabulary " + count(vocabulary);
+  return Caution{.kind = "predicts-nothing",
+                 .method = "",
+                 .measured = measured,
+                 .sentence = "the model itself predicts nothing: " + measured};
+}
+
 }  // namespace
 
 std::string resampling_words(const Json& report) {
@@ -128,6 +145,7 @@ std::string resampling_words(const Json& report) {
 std::vector<Caution> cautions_of(const Json& report) {
   std::vector<Caution> list;
   if (auto caution = few_tokens(report)) list.push_back(std::move(*caution));
+  if (auto caution = predicts_nothing(report)) list.push_back(std::move(*caution));
   add_of_bundle(entry_of(report, "bundle"), "bundle", list);
   if (const Json& bundles = entry_of(report, "bundles"); bundles.is_object()) {
     for (const auto& [name, bundle] : bundles.items()) add_of_bundle(bundle, name, list);

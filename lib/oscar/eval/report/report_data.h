@@ -25,6 +25,7 @@ inline constexpr int64_t kUnitTokens = 512;
 struct Caution {
   // "shared-text": calibration and evaluation share text. "little-text": the calibration text is
   // not enough, or could not be judged. "few-tokens": the evaluation has too few for intervals.
+  // "predicts-nothing": BF16's perplexity is that of guessing, or equal on every piece of text.
   // "other-cache": the figures are not those of the cache that is served. "portable": the portable
   // variant loses kTooManyTimes as much or more.
   std::string kind;

@@ -119,7 +119,7 @@ class Merging(BundleCase):
         self.assertNotIn("left out", said)
         said, weights, kept = self.merged(a, even, b)
         self.assertEqual((weights, kept), (b"even", False))
-        self.assertIn(f"sums by attention are of {a}, {b} alone and are left out, because {even} has none: "
+        self.assertIn(f"sums by attention are of {a}, {b} alone and are left out (none in {even}): "
                       "fits of the result count rows alike", said)
         self.assertNotIn("left out", self.merged(even, make_file(self.folder / "other.h5", seed=4))[0])
 
@@ -137,7 +137,7 @@ class Merging(BundleCase):
         part, whole = self.partly("part.h5", 1), self.weighted("whole.h5", 2)
         said, weights, kept = self.merged(part, whole)
         self.assertEqual((weights, kept), (b"mixed", False))
-        self.assertIn(f"are of {whole} alone in 1 of 2 layers and are left out, because {part} has none: "
+        self.assertIn(f"are of {whole} alone in 1 of 2 layers and are left out (none in {part}): "
                       "fits of the result count rows alike there", said)
         out = self.folder / "fit.h5"
         self.run_ok("oscar-bundle", "fit", part, "-o", out)

@@ -126,7 +126,7 @@ class Figures(unittest.TestCase):
         with open(folder / "recall.csv", encoding="utf-8") as file:
             known = {(row["text"], row["calibrated on"]): row for row in csv.DictReader(file)}
         scored = {text: json.loads((folder / name / "tasks.json").read_text())["figures"]["greedy"] for text, name in
-                  (("base4", "second-runner"), ("tails4", "recall-tails4"), ("chats16", "recall-chats16"))}
+                  (("base4", "second-runner"), ("tails4", "recall-tails4"), ("half16", "recall-half16"), ("chats16", "recall-chats16"))}
         [rows] = tables("docs/results.md", "Why needles lose")
         self.assertEqual(len(rows), len(texts))
         for text, row in zip(texts, rows):
@@ -138,6 +138,9 @@ class Figures(unittest.TestCase):
             for cell, kind in zip(row[5:] if text in scored else (), ("all needles", "all quotes")):
                 difference = scored[text][kind]["int2"]["difference"]
                 self.assertIn("{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in difference)), cell)
+        scores = [json.loads((folder / name / "tasks.json").read_text())["scores"]["greedy/int2"] for name in ("recall-chats16", "second-runner")]
+        gained = [scores[0][prompt] - scores[1][prompt] for prompt in scores[0] if not prompt.startswith("quote")]
+        self.assertIn(f"Over the usual bundle that is {100 * sum(gained) / len(gained):+.1f} points of needles", section("docs/results.md", "Why needles lose"))
 
     def test_codecs_beside_the_bundle_are_those_that_were_measured(self):
         names = {"q8_0 (llama.cpp)": "q8_0", "FP8, scale 1": "fp8", "FP8, calibrated scales": "fp8-scaled",

@@ -70,7 +70,7 @@ class SameCheckpoints(InAFolder):
     def test_sums_and_what_is_said_of_model_and_text_are_those_of_oscar_calibrate(self):
         ids = torch.randint(0, 512, (3, TOKENS), generator=torch.Generator().manual_seed(7)).numpy()
         np.save(self.folder / "ids.npy", ids.astype(np.int32))
-        np.save(self.folder / "few.npy", random_ids(3, TOKENS, 7).numpy().astype(np.int32))
+        np.save(self.folder / "few.npy", random_ids(3, TOKENS, 8).numpy().astype(np.int32))
         for name in BOTH + WHOLE + HYBRID:
             with self.subTest(model=name):
                 tiny = name in WHOLE + HYBRID
@@ -421,7 +421,7 @@ class Callers(InAFolder):
         ids = random_ids(100, 18, 5).tolist()
         found = evaluate(model, self.bundle, ids, first_position=17)
         self.assertGreater(found["kl"], 0)
-        self.assertEqual([one["kind"] for one in found["cautions"]], ["little-text"])
+        self.assertEqual([one["kind"] for one in found["cautions"]], ["little-text", "predicts-nothing"])  # it is random
         with self.assertRaisesRegex(ValueError, "too few tokens for perplexity from position 17 on: expected at least 100 .*found 99"):
             evaluate(model, self.bundle, ids[1:], first_position=17)
 

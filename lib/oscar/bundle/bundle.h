@@ -52,7 +52,7 @@ struct Bundle {
   std::string preset, method;
   std::string objective_k = "qtq", objective_v = "sv";
   std::string composition, granularity;
-  std::string row_weights = "even";  // how rows counted: even, attention
+  std::string row_weights = "even";  // how rows counted: even, attention, mixed
   int64_t position_span = 0;
   uint64_t fit_seed = 0;
   std::string run_key;  // hash of everything that decided the content; empty when unknown

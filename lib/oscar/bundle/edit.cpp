@@ -343,7 +343,7 @@ std::vector<std::string> merge_warnings(const std::vector<Bundle>& inputs,
     const std::string where =
         layers == weighted ? "" : fmt::format(" in {} of {} layers", layers, weighted);
     warnings.push_back(
-        fmt::format("sums by attention are of {} alone{} and are left out, because {} has none: "
+        fmt::format("sums by attention are of {} alone{} and are left out (none in {}): "
                     "fits of the result count rows alike{}",
                     files.first, where, files.second, layers == weighted ? "" : " there"));
   }

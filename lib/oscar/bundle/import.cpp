@@ -361,13 +361,13 @@ struct Importing {
   // numbers with a floor of 2^-14. A matrix far from a rotation's size, whose rows have length 1,
   // is brought there by a power of two, which changes no digit.
   void rescale(SideTransform& side) {
-    constexpr int kSmallest = -6, kLargest = 12;  // powers of two; balanced ones lie between
+    constexpr int kSmallestScale = -6, kLargestScale = 12;  // powers of two; balanced ones lie between
     for (int head = 0; head < side.forward.count; ++head) {
       const double d = side.forward.cols;
       const double length = side.forward[head].cast<double>().norm() / std::sqrt(d);
       if (!std::isfinite(length) || length == 0) continue;  // refused below
       const int exponent = std::ilogb(length);
-      if (exponent >= kSmallest && exponent <= kLargest) continue;
+      if (exponent >= kSmallestScale && exponent <= kLargestScale) continue;
       const auto scaled = [](int power) {
         return [power](float x) { return std::ldexp(x, power); };
       };

@@ -538,7 +538,7 @@ void write(const Opened& run, std::vector<LayerDecision> decisions, Collected co
   if (!bundle.layers.empty() && !has_quantized_layer(bundle)) {
     result.warnings.push_back(std::string(kNothingQuantized) + ", so the bundle changes nothing");
   }
-  if (!options.statistics_only && !options.search.row_weights) {
+  if (!options.search.row_weights) {
     bundle.row_weights = used_row_weights(collected.statistics, options.fit);
   }
   if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {

@@ -7,6 +7,7 @@ import h5py
 from .shared_text import caution
 
 UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error: report_data.h; docs/mathematics.md, 14.5
+GUESSING = 1e-3  # kGuessing of report_data.cpp
 NO_VERDICT = "the file keeps no verdict on it"  # kNoVerdict of lib/oscar/fit/convergence.h
 
 
@@ -24,7 +25,8 @@ def stored_convergence(path):
 def cautions_of(found, format, name):
     """[{kind, sentence}] of what evaluate() found over bundle `name` of this CacheFormat."""
     said = {"few-tokens": few_tokens(found), "other-cache": early(found["first_position"], format, name),
-            "shared-text": caution(found["overlap"], name), "little-text": little_text(found["convergence"], name)}
+            "shared-text": caution(found["overlap"], name), "little-text": little_text(found["convergence"], name),
+            "predicts-nothing": predicts_nothing(found)}
     return [{"kind": kind, "sentence": sentence} for kind, sentence in said.items() if sentence]
 
 
@@ -35,6 +37,15 @@ def few_tokens(found):
         (found["units"], "piece"), (found["sequences"], "sequence")))
     return (f"the evaluation counts {found['tokens']:,} tokens in {pieces} of at most {UNIT_TOKENS} tokens ({sequences}), too few "
             f"for 95% intervals; use {FEWEST_UNITS} sequences or {FEWEST_UNITS * UNIT_TOKENS:,} tokens and more")
+
+
+def predicts_nothing(found):
+    """Of a model that guesses, or gives every token the same probability: no cache makes it worse."""
+    mean, error, vocabulary = found["perplexity"], found["perplexity_se"], found["vocab_size"]
+    if mean < vocabulary * (1 - GUESSING) and error != 0:
+        return None
+    return (f"the model itself predicts nothing: BF16 perplexity {mean:.4g}{' on every piece of text' if error == 0 else ''}, "
+            f"vocabulary {vocabulary:,}")
 
 
 def early(first, format, name):

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
     from ..recipe import CacheFormat
 
-SCHEDULER = {  # vLLM asks it where a chunk of a model with linear attention may end
-    "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split":
-        "request num_new_tokens num_new_local_computed_tokens num_external_computed_tokens",
-}
-
-
 def longest(chunk, recent_tokens):
     """Tokens of the longest chunk, which is a prompt's last one."""
     return chunk + recent_tokens
@@ -43,11 +37,11 @@ def canonical_tokens(tokens, chunk, recent_tokens):
 
 def split_prompts(scheduler: Scheduler, format: CacheFormat, chunk):
     """Makes a scheduler take prompts by whole chunks. One for which a step has no room waits for the next."""
-    versions.require(SCHEDULER)
+    versions.require(versions.CHUNKS)
 
     def split(request: Request, num_new_tokens, num_new_local_computed_tokens=0, num_external_computed_tokens=0):
         start = request.num_computed_tokens + num_new_local_computed_tokens + num_external_computed_tokens
-        if start >= request.num_prompt_tokens:
+        if start >= request.num_prompt_tokens or request.num_tokens - start == 1:  # which vLLM may fill up with drafts
             return num_new_tokens
         wanted = chunk_end(start, request.num_prompt_tokens, chunk, format.recent_tokens) - start
         return wanted if wanted <= num_new_tokens else 0

@@ -28,7 +28,7 @@ HELD = "oscar_held_tokens"          # of a Request: (its preemptions, tokens in 
 COUNTERS = {  # by their names in count()
     "written": ("tokens_written", "Tokens that were stored in 2 bits."),
     "refused": ("refused_requests", "Requests that ended by a row that 2 bits cannot hold."),
-    "sink_hits": ("sink_hits", "Requests that began with shared blocks."),
+    "sink_hits": ("sink_hits", "Requests that began with shared blocks, of the pool or of host memory."),
     "sink_misses": ("sink_misses", "Requests whose beginning was computed anew, since its sink was not kept any more."),
 }
 

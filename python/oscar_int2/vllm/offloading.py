@@ -150,6 +150,8 @@ class Offloading:
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput):
         """The connector's, of a step that was just scheduled: what it stores ends at what is confirmed."""
+        for name in scheduler_output.preempted_req_ids or ():
+            self.begun.pop(name, None)
         begin = [new.req_id for new in scheduler_output.scheduled_new_reqs]
         for name in (*begin, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
             self.begun[name] = self.states[name].req.num_computed_tokens

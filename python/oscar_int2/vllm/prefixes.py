@@ -101,7 +101,7 @@ class Prefixes:
         self.missed = None
         most = max(max_cache_hit_length - self.format.recent_tokens, 0)
         blocks, tokens, uncached = self._find_blocks(block_hashes, most)
-        if self.chunk and tokens % self.chunk:
+        while self.chunk and tokens % self.chunk:  # windows may be kept up to an earlier end
             blocks, tokens, uncached = self._find_blocks(block_hashes, tokens // self.chunk * self.chunk)
         if tokens:
             sink = self.sink(block_hashes) if tokens >= self.format.sink_tokens else None

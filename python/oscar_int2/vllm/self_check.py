@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 logger = logging.getLogger("vllm.oscar_int2")
-# Of a Scheduler: prompts end their chunks where blocks end, so that states of linear attention can be shared.
+# Of a Scheduler: chunks of prompts end where it says, for states of linear attention and for canonical chunks.
 _BLOCK_ENDS = "need_mamba_block_aligned_split"
 
 

@@ -139,8 +139,8 @@ def poisons():
 
 class Entry(dict):
     """{"bundle": path, "sha256": of its content, "weights": "same" or "any", "sink_bytes": sink_bytes(), "chunks":
-    canonical_chunks()}. vLLM pickles it for the processes of an engine; where it is read, the hooks are in place from then on, before such a
-    process makes its first object."""
+    canonical_chunks()}. vLLM pickles it for the processes of an engine; where it is read, the hooks are in place from
+    then on, before such a process makes its first object."""
 
     def __reduce__(self):
         return _restored, (dict(self),)
@@ -277,16 +277,19 @@ def check_chunks(config: VllmConfig):
     chunk, scheduler = chunk_tokens(config), config.scheduler_config
     if not chunk:
         return
-    most = chunks.longest(chunk, cache_format(config).recent_tokens)
+    format = cache_format(config)
+    most = chunks.longest(chunk, format.recent_tokens)
     needed = most + scheduler.max_num_seqs * (1 + drafts(config))
+    room = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens  # vLLM lowers it for draft models
     for what, found, instead in (
             ("with linear attention", config.model_config.is_hybrid, "unset it"),
             ("without chunked prefill", not scheduler.enable_chunked_prefill, "--enable-chunked-prefill"),
             (f"beside --long-prefill-token-threshold {scheduler.long_prefill_token_threshold}",
              0 < scheduler.long_prefill_token_threshold < most, "leave it out"),
-            (f"beside --max-num-batched-tokens {scheduler.max_num_batched_tokens}",
-             scheduler.max_num_batched_tokens < needed,
-             f"it must be {needed} or more: a chunk of {most}, and a step of {scheduler.max_num_seqs} requests")):
+            (f"with {format.sink_tokens} first tokens kept exactly", chunk < format.sink_tokens,
+             f"{format.sink_tokens} or more"),
+            (f"in steps of {room} tokens (--max-num-batched-tokens)", room < needed,
+             f"they must have room for {needed}: a chunk of {most}, and a step of {scheduler.max_num_seqs} requests")):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve {CHUNKS}={chunk} {what} in vLLM; {instead}")
 

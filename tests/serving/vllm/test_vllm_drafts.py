@@ -68,7 +68,7 @@ class WithDrafts(case.EngineTest):
     def test_the_text_is_that_without_drafts(self):
         if self.overlapped and case.RUNNER == 1:
             self.skipTest("the first runner asks for drafts before anybody knows what they follow")
-        engine, prompt = self.engine, self.engine.prompt(4, 400)
+        engine, prompt = self.engine, self.engine.prompt(3, 400)
         with Drafts(engine, self.k, ragged=self.ragged) as drafts:
             if not WRITTEN:
                 WRITTEN.append(self.with_wrong_drafts(prompt))

@@ -160,7 +160,7 @@ class Serving(case.EngineTest):
         engine = self.engine
         # 3 x 11 blocks of 35 at first; 3 x 12 do not fit.
         with engine.preemptions() as preempted:
-            plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
+            plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(1, 4)}
             finished = engine.run()
         self.assertGreaterEqual(len(preempted), 1)
         equal = 0

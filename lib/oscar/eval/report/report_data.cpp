@@ -112,11 +112,11 @@ std::optional<Caution> few_tokens(const Json& report) {
 
 // A model that guesses, or gives every token the same probability: no cache makes it worse.
 std::optional<Caution> predicts_nothing(const Json& report) {
-  constexpr double kRounding = 1e-3;  // relative, of log and exp in float32
+  constexpr double kGuessing = 1e-3;  // relative, of log and exp in float32
   const Json& perplexity = entry_of(entry_of(entry_of(report, "methods"), "bf16"), "ppl");
   const double mean = number_at(perplexity, "mean"), error = number_at(perplexity, "se"),
                vocabulary = number_at(entry_of(report, "model"), "vocab_size");
-  const bool guesses = mean >= vocabulary * (1 - kRounding);
+  const bool guesses = mean >= vocabulary * (1 - kGuessing);
   if (!guesses && error != 0) return std::nullopt;
   std::string measured = "BF16 perplexity " + figure(mean);
   if (error == 0) measured += " on every piece of text";

@@ -113,7 +113,7 @@ def tiny_model(name, cases=None, dtype=torch.float32, **more):
             if weight.dim() > 1:
                 weight.copy_(torch.randn_like(weight) / weight.shape[-1]**0.5)
             elif parameter.endswith("A_log"):  # a state that is forgotten within a token leaves norms of rounding alone
-                weight.copy_(-2 + 0.3 * torch.randn_like(weight))
+                weight.copy_(-2.5 + 0.3 * torch.randn_like(weight))
             else:
                 weight.add_(0.3 * torch.randn_like(weight))
     return model.to(dtype)

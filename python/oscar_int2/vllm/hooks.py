@@ -6,7 +6,8 @@
 | Attention.__init__ | a worker's | our backend for layers that hold 2-bit rows |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | get_kv_cache_groups of kv_cache_utils, or later of kv_cache_planning | the scheduler's | makes the blocks of all layers ones of equal bytes |
-| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, Prefixes of what they share, and Offloading of what goes to host memory |
+| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, Prefixes of what they share, and Offloading of what goes to host memory; with canonical chunks, _mamba_block_aligned_split |
+| of its connector: update_state_after_alloc, build_connector_meta; of the connector's scheduler: _lookup | the scheduler's | what Offloading lets in and out (offloading.py) |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |

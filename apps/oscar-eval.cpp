@@ -110,9 +110,10 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->capture_default_str()
       ->group(section);
   program
-      .add_option("--mode", options.mode,
-                  "How the prompt is read: decode, prefill or chunked:N. The prompt is of --corpus "
-                  "all before --first-position (prefill), or the whole sequence (chunked:N)")
+      .add_option(
+          "--mode", options.mode,
+          "How the prompt is read: decode, prefill or chunked:N. Of --corpus the prompt is all "
+          "before --first-position (prefill), or the whole sequence (chunked:N)")
       ->capture_default_str()
       ->group(section);
   program
@@ -463,8 +464,9 @@ void print_end(const Verdict& verdict, const ReportData& data, const Arguments& 
                std::vector<std::string> written) {
   const EvaluateOptions& options = arguments.options;
   const std::string bundle = options.bundle.string();
-  if (options.write_back && !options.finished)
+  if (options.write_back && !options.finished) {
     written.push_back(printable(bundle) + " (its evaluation)");
+  }
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
   if (arguments.html.empty() && !arguments.json.empty()) {
     const auto page = std::filesystem::path(arguments.json).replace_extension(".html").string();

@@ -25,8 +25,8 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-COLUMNS = ("kv,tokens in the cache,sessions,turn,prompt tokens,hit rate,from host memory,first token median s,first token worst s,turn median s,"
-           "turn worst s,tokens/s")
+COLUMNS = ("kv,tokens in the cache,sessions,turn,prompt tokens,hit rate,from host memory,first token median s,"
+           "first token worst s,turn median s,turn worst s,tokens/s")
 # `cached` of the prompt's tokens were found, `host` of them in host memory.
 Turn = collections.namedtuple("Turn", "number prompt cached sent first done host")
 
@@ -104,7 +104,8 @@ def summary(turns: list, answer: int) -> str:
     first, whole = ([getattr(turn, moment) - turn.sent for turn in turns] for moment in ("first", "done"))
     seconds = max(turn.done for turn in turns) - min(turn.sent for turn in turns)
     host = sum(turn.host for turn in turns)
-    return (f"{prompts},{cached / prompts:.3f},{host / max(cached, 1):.3f},{statistics.median(first):.3f},{max(first):.3f},{statistics.median(whole):.3f},"
+    return (f"{prompts},{cached / prompts:.3f},{host / max(cached, 1):.3f},"
+            f"{statistics.median(first):.3f},{max(first):.3f},{statistics.median(whole):.3f},"
             f"{max(whole):.3f},{answer * len(turns) / seconds:.1f}")
 
 

@@ -8,6 +8,7 @@
 #include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/merge.h"
 
 namespace oscar::app {
 

@@ -168,16 +168,21 @@ def fit(statistics, out, **options) -> Bundle:
     return load(out)
 
 
-def _matrices(name, given):
-    """float64 [layers, heads, d, d] or [layers, d, d] of an argument. Raises ValueError for complex numbers and, naming layer
-    and head, for a matrix that is not finite or has no inverse."""
+def _numbers(name, given):
+    """float64 of an argument, an array or a tensor. Raises ValueError for complex numbers."""
     if hasattr(given, "detach"):
         given = given.detach().cpu()
         given = (given if given.is_complex() else given.double()).numpy()
     found = np.asarray(given)
     if np.iscomplexobj(found):
         raise ValueError(f"{name} holds complex numbers ({found.dtype}), expected real ones")
-    found = found.astype(np.float64)
+    return found.astype(np.float64)
+
+
+def _matrices(name, given):
+    """float64 [layers, heads, d, d] or [layers, d, d] of an argument. Raises ValueError for complex numbers and, naming layer
+    and head, for a matrix that is not finite or has no inverse."""
+    found = _numbers(name, given)
     if found.ndim not in (3, 4) or found.shape[-1] != found.shape[-2]:
         raise ValueError(f"{name} is {list(found.shape)}, expected [layers, heads, d, d] or [layers, d, d]")
     finite, d = np.isfinite(found).all((-2, -1)), found.shape[-1]
@@ -193,7 +198,7 @@ def _matrices(name, given):
 
 def _centers(given, shape):
     """float64 [layers, heads, 2, d] of key centers, [layers, 2, d] for all heads. `shape`: of the matrices of keys."""
-    found = np.asarray(given.detach().cpu().double().numpy() if hasattr(given, "detach") else given, np.float64)
+    found = _numbers("k_centers", given)
     d, layers = shape[-1], shape[0]
     if found.ndim not in (3, 4) or found.shape[0] != layers or found.shape[-2:] != (2, d):
         raise ValueError(f"k_centers is {list(found.shape)}, expected [{layers}, heads, 2, {d}] or [{layers}, 2, {d}]")

@@ -4,6 +4,7 @@
 
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
+#include "oscar/bundle/merge.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 

@@ -5,6 +5,7 @@
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/merge.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/fit/fit.h"
 #include "support/expect_transforms.h"

@@ -9,6 +9,7 @@
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/merge.h"
 
 namespace {
 

@@ -54,10 +54,10 @@ class Agents(unittest.TestCase):
         self.arguments = bench_agents.arguments_of(["--kv", "bf16", "--system", "16", "--first", "32", "--message", "16", "--answer", "3"])
         self.engine = MadeUpEngine()
 
-    def run_sessions(self, count, turns, think=0):
+    def run_sessions(self, count, turns, think=0, **more):
         shared = list(range(2, 18))
         sessions = [bench_agents.Session(f"s{i}", shared, random.Random(i), self.arguments, 1000) for i in range(count)]
-        return bench_agents.run(self.engine, sessions, turns, think, 3, now=lambda: self.engine.clock)
+        return bench_agents.run(self.engine, sessions, turns, think, 3, now=lambda: self.engine.clock, **more)
 
     def test_a_prompt_is_all_before_it_with_the_answers(self):
         done = self.run_sessions(3, 3)
@@ -84,6 +84,20 @@ class Agents(unittest.TestCase):
         self.assertEqual(words[:2], [str(prompts), f"{cached / prompts:.3f}"])
         self.assertEqual(float(words[-1]), 3 * 4 / 6)
 
+    def test_what_came_from_host_memory_is_a_share_of_what_was_found(self):
+        processor = types.SimpleNamespace(process_outputs=lambda outputs: len(outputs))
+        noted = bench_agents.note_host_tokens(types.SimpleNamespace(output_processor=processor))
+        outputs = [types.SimpleNamespace(request_id=f"{name}-7f3a", prefill_stats=stats) for name, stats in (
+            ("s1-1", types.SimpleNamespace(num_external_cached_tokens=8)), ("s0-1", None))]
+        self.assertEqual(processor.process_outputs(outputs), 2)
+        self.assertEqual(noted, {"s1-1": 8})
+        done = self.run_sessions(2, 1, host_tokens=noted)
+        self.assertEqual([(turn.cached, turn.host) for turn in done], [(0, 0), (16, 8)])
+        words = dict(zip(bench_agents.COLUMNS.split(",")[4:], bench_agents.summary(done, 3).split(",")))
+        self.assertEqual(words["from host memory"], "0.500")
+        arguments = bench_agents.arguments_of(["--kv", "bf16", "--offload", "2.5"])
+        self.assertEqual(arguments.offload, 2.5)
+
     def test_an_answer_that_ends_early_ends_the_run(self):
         self.engine.step, step = lambda: [self.stopped(output) for output in step()], self.engine.step
         with self.assertRaisesRegex(RuntimeError, "s0-1 ended by 'error'"):
@@ -95,7 +109,7 @@ class Agents(unittest.TestCase):
         return output
 
     def test_bad_arguments_are_said(self):
-        for words in ([], ["--kv", "int3"], ["--kv", "bf16", "--turns", "0"]):
+        for words in ([], ["--kv", "int3"], ["--kv", "bf16", "--turns", "0"], ["--kv", "bf16", "--offload", "0"]):
             with self.assertRaises(SystemExit), mock.patch("sys.stderr"):
                 bench_agents.arguments_of(words)
 

@@ -10,6 +10,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/strings.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/merge.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/head_fit.h"

@@ -361,8 +361,7 @@ struct Importing {
   // numbers with a floor of 2^-14. A matrix far from a rotation's size, whose rows have length 1,
   // is brought there by a power of two, which changes no digit.
   void rescale(SideTransform& side) {
-    constexpr int kSmallestScale = -6,
-                  kLargestScale = 12;  // powers of two; balanced ones lie between
+    constexpr int kSmallestScale = -6, kLargestScale = 12;  // powers of two; balanced ones between
     for (int head = 0; head < side.forward.count; ++head) {
       const double d = side.forward.cols;
       const double length = side.forward[head].cast<double>().norm() / std::sqrt(d);

@@ -9,6 +9,7 @@
 
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
+#include "oscar/bundle/merge.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/search/candidates.h"
 #include "oscar/calibrate/search/pass.h"

@@ -2,6 +2,7 @@
 #include "oscar/text/ngram_fingerprint.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -73,6 +74,24 @@ NgramOverlap overlap_with(const NgramFingerprint& fingerprint,
     overlap.found += std::binary_search(known.begin(), known.end(), hash);
   }
   return overlap;
+}
+
+double shared_text(const NgramFingerprint& a, const NgramFingerprint& b) {
+  // Both samples hold every n-gram whose hash is at most this.
+  int64_t known = kAnyHash;
+  for (const NgramFingerprint* one : {&a, &b}) {
+    if (one->empty()) return 0;
+    if (one->hashes.size() >= kCapacity) known = std::min(known, one->hashes.back());
+  }
+  const auto end_of = [known](const NgramFingerprint& one) {
+    return std::ranges::upper_bound(one.hashes, known);
+  };
+  const auto smaller = std::min(end_of(a) - a.hashes.begin(), end_of(b) - b.hashes.begin());
+  if (smaller == 0) return 0;
+  std::vector<int64_t> both;
+  std::set_intersection(a.hashes.begin(), end_of(a), b.hashes.begin(), end_of(b),
+                        std::back_inserter(both));
+  return static_cast<double>(both.size()) / static_cast<double>(smaller);
 }
 
 }  // namespace oscar

@@ -45,6 +45,10 @@ struct NgramOverlap {
 NgramOverlap overlap_with(const NgramFingerprint& fingerprint,
                           const std::vector<std::vector<int32_t>>& sequences);
 
+// The share of the distinct n-grams of the smaller of two texts that is in the other, too; 0 where
+// one has no fingerprint.
+double shared_text(const NgramFingerprint& a, const NgramFingerprint& b);
+
 // Shares above this are cautioned of. Text that the fit or the search has seen is quantized better
 // than other text; a hundredth of such text changes KL by at most a hundredth of that advantage,
 // which no evaluation resolves, and set phrases that unrelated texts share stay below it.

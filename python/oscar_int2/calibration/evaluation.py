@@ -37,8 +37,9 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     perplexity (of exact rows), int2_perplexity, kl (nats a token), top1 (share of tokens whose likeliest prediction is the
     same), and the standard errors perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens.
     `overlap` says how much of the text the bundle was calibrated on (shared_text.overlap); a notable share is also warned
-    of, by the logger `oscar_int2`. `convergence` is the bundle's own (None: it has none), `units` and `sequences` count those, `vocab_size`
-    is the model's, and `cautions` what to beware of, as cautions.cautions_of gives it. Raises BundleMismatchError for a bundle of another model,
+    of, by the logger `oscar_int2`. `convergence` is the bundle's own (None: it has none), `units` and `sequences` count those,
+    `vocab_size` is the model's, and `cautions` what to beware of, as cautions.cautions_of gives it. Raises BundleMismatchError for a
+    bundle of another model,
     ValueError where fewer than 100 tokens count, for sequences beyond the model's context and for those that LongRoPE turns
     differently."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)

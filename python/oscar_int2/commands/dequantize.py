@@ -4,7 +4,7 @@
 
 A bundle of that file is served over the folder: it holds the numbers that were calibrated, which those of the
 original checkpoint are not. Rotations that `oscar-bundle export --for gguf-rot` put into the file stay out of it.
-It needs transformers, and PyPI's gguf and accelerate. What oscar-calibrate refuses is refused here in its words:
+It needs transformers, and PyPI's gguf. What oscar-calibrate refuses is refused here in its words:
 another architecture than llama, qwen2 and qwen3, and metadata that the model is not computed by. Every tensor of
 the folder is one of the file. A tensor that is missing, has no place in the folder or holds numbers that bf16 does
 not is an error. The file's RoPE scaling is written where it is linear, YaRN or Llama 3's, whose factors are held
@@ -271,11 +271,10 @@ def main(words):
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
         sys.exit(f"dequantize: {arguments.out} is there already; choose another name, or remove it")
     try:
-        import accelerate  # noqa: F401: transformers asks for both
         import gguf  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        sys.exit(f"dequantize: {error.name} is missing; this needs transformers (4.57.3 to 5.23), gguf and accelerate of PyPI")
+        sys.exit(f"dequantize: {error.name} is missing; this needs transformers (4.57.3 to 5.23) and PyPI's gguf")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".dequantize.", dir=arguments.out.parent) as scratch:
         whole = pathlib.Path(scratch, "whole")

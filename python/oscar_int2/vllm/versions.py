@@ -48,13 +48,12 @@ SECOND_RUNNER = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": "",
 }
-# What offloading.py replaces.
-_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
-CHUNKS = {  # vLLM asks it where a chunk of a model with linear attention may end
+CHUNKS = {  # what chunks.py replaces: vLLM asks it where a chunk of a model with linear attention may end
     "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split":
         "request num_new_tokens num_new_local_computed_tokens num_external_computed_tokens",
 }
-OFFLOADING = {
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
+OFFLOADING = {  # what offloading.py replaces, and reads
     f"{_CONNECTOR}.offloading.scheduler:OffloadingConnectorScheduler._lookup": "req_status",
     f"{_CONNECTOR}.offloading.scheduler:RequestOffloadState": "req max_offload_tokens num_locally_computed_tokens",
     f"{_CONNECTOR}.offloading_connector:OffloadingConnector.update_state_after_alloc":

@@ -1,10 +1,14 @@
 """KV offloading where vLLM's worker for it has no device: the CPU copies pages. Scheduler, connector and hooks are
 vLLM's and ours."""
 import contextlib
+import sys
 from unittest import mock
 
 import torch
 import vllm_case as case
+
+sys.path.insert(0, str(case.SOURCE / "benchmarks"))
+import bench_agents
 
 GIB = 1 << 30
 
@@ -85,17 +89,7 @@ class Engine(case.Engine):
             super().__init__(kv_offloading_size=(pages + 0.5) * 73728 / GIB, disable_log_stats=False, **options)
         self.offloading = self.scheduler.oscar_offloading
         self.prefixes = self.scheduler.oscar_prefixes
-        self.from_host = {}  # tokens of prompts that came from host memory, by id
-        process = self.core.output_processor.process_outputs
-
-        def note(outputs, *args, **given):
-            for output in outputs:
-                if output.prefill_stats is not None:
-                    name = output.request_id.rsplit("-", 1)[0]
-                    self.from_host[name] = output.prefill_stats.num_external_cached_tokens
-            return process(outputs, *args, **given)
-
-        self.core.output_processor.process_outputs = note
+        self.from_host = bench_agents.note_host_tokens(self.core)
         self.core.engine_core.get_output = self._published(self.core.engine_core.get_output)
         self.connector_worker = get_kv_transfer_group().connector_worker
         self.counts, take = [], self.prefixes.take_counts

@@ -10,7 +10,7 @@ import offloading_case
 import torch
 from overlapped import overlapped
 from test_vllm_faults import changed_rows
-from vllm_case import DRIFT, needs_vllm
+from vllm_case import needs_vllm
 
 SINK, RECENT, BLOCK = 64, 256, 64
 PLACES = 6  # of kept sinks
@@ -71,12 +71,6 @@ class Case(case.EngineTest):
         """Into host memory; the pool forgets it."""
         self.ask(prompt, tokens, **options)
         self.engine.forget_pool()
-
-    def check(self, prompt, output, bound=DRIFT / 4):
-        """Log probabilities of an answer are those of a request that shares nothing."""
-        ours = case.log_probabilities_in_transformers(prompt, output.token_ids)
-        theirs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
-        self.assertLess((torch.tensor(ours) - torch.tensor(theirs)).abs().mean(), bound)
 
 
 class Both:
@@ -317,6 +311,30 @@ class Overlapped(Both, Case):
         engine.run()
         engine.settle()
         self.assertEqual(engine.offloading.refused, set())
+
+
+@needs_vllm
+class Canonical(Case):
+    """Pages of canonical chunks."""
+
+    CHUNK = 192
+
+    @classmethod
+    def make_engine(cls, **options):
+        with mock.patch.dict(os.environ, VLLM_OSCAR_CANONICAL_CHUNKS=str(cls.CHUNK)):
+            return super().make_engine(max_num_batched_tokens=512, **options)
+
+    def test_they_come_back_up_to_a_chunks_end_and_give_the_same_answer(self):
+        prompt = self.engine.prompt(4, 760)
+        shared = (760 - 1 - RECENT) // self.CHUNK * self.CHUNK
+        cold, *cached = self.ask(prompt)
+        self.assertEqual(cached, [0, 0])
+        self.engine.forget_pool()
+        self.assertEqual(self.engine.host_pages(), shared // BLOCK, "those before the last chunk")
+        warm, *cached = self.ask(prompt)
+        self.assertEqual(cached, [0, shared])
+        self.assertEqual([{token: p.logprob for token, p in step.items()} for step in cold.logprobs],
+                         [{token: p.logprob for token, p in step.items()} for step in warm.logprobs])
 
 
 @needs_vllm

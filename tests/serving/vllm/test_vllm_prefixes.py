@@ -48,13 +48,6 @@ class Prefixes(case.EngineTest):
         name = self.engine.add(prompt, tokens)
         return self.engine.run()[name], self.engine.cached[name]
 
-    def check(self, prompt, output, bound=DRIFT / 4):
-        """Log probabilities of an answer are those of a request that shares nothing."""
-        ours = case.log_probabilities_in_transformers(prompt, output.token_ids)
-        theirs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
-        apart = torch.tensor(ours) - torch.tensor(theirs)
-        self.assertLess(apart.abs().mean(), bound)
-
     def test_what_has_left_the_window_is_shared_when_a_request_has_ended(self):
         first = self.engine.prompt(4, 700)
         _, cached = self.run_one(first, 20)

@@ -302,6 +302,12 @@ class EngineTest(unittest.TestCase):
         if self.engine is not None:
             self.engine.forget()
 
+    def check(self, prompt, output, bound=DRIFT / 4):
+        """Log probabilities of an answer are those of a request that shares nothing."""
+        ours = log_probabilities_in_transformers(prompt, output.token_ids)
+        theirs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
+        self.assertLess((torch.tensor(ours) - torch.tensor(theirs)).abs().mean(), bound)
+
     def same(self, one, other, what):
         """Tokens of two runs are equal, or part where two are equally probable. Returns whether
         they are equal."""

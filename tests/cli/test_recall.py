@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Texts of studies/recall.py: what a row asks for stands in it, and rows are of one length."""
+import os
+import pathlib
+import random
+import re
+import sys
+import types
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(os.environ["OSCAR_SOURCE"]) / "studies"))
+import recall
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    def __call__(self, text):
+        return {"input_ids": list(map(ord, text))}
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+class Rows(unittest.TestCase):
+    def test_a_tail_repeats_stretches_of_its_row(self):
+        rows = np.arange(4 * 400, dtype=np.int32).reshape(4, 400)
+        made = recall.with_tails(rows, random.Random(1))
+        self.assertEqual((made.shape, made.dtype), (rows.shape, np.int32))
+        for row, before in zip(made, rows):
+            self.assertTrue((row[:300] == before[:300]).all())
+            self.assertTrue(set(row[300:]) <= set(row[:300]))
+            starts = np.flatnonzero(np.diff(row[300:]) != 1) + 1
+            self.assertTrue((np.diff([0, *starts])[:-1] >= 24).all(), "stretches of 24 tokens and more")
+
+    def test_an_answer_stands_in_the_line_that_is_asked_for(self):
+        numbers, used = random.Random(3), set()
+        for _ in range(200):
+            line, questions = recall.record(numbers, used)
+            for question, answer in questions:
+                self.assertIn(answer, line)
+                self.assertIn(re.search(r"\d{5}", question)[0], line)
+        self.assertEqual(len(used), 200)
+
+    def test_a_chat_asks_for_lines_of_its_own_message(self):
+        texts = types.SimpleNamespace(tokenizer=Letters(), ids=lambda text: Letters()(text)["input_ids"])
+        line = "some words that a reader may quote from here\n"
+        rows = np.array([list(map(ord, (line * 400)[:6000]))], np.int32)
+        [made] = recall.as_chats(rows, texts, random.Random(2))
+        text = Letters().decode(made)
+        self.assertEqual(len(text), 6000)
+        message, *turns = text.split("<|im_start|>assistant\n")
+        self.assertGreater(len(turns), 5)
+        answers = [turn.partition("<|im_end|>")[0] for turn in turns[:-1]]
+        found = sum(answer in message for answer in answers)
+        self.assertGreaterEqual(found, 0.7 * len(answers), "a message may be cut behind a record")
+
+    def test_every_second_row_is_of_the_others(self):
+        made = recall.every_second(np.zeros((4, 3), int), np.ones((4, 3), int))
+        self.assertEqual(made[:, 0].tolist(), [0, 1, 0, 1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -204,6 +204,25 @@ class Bundle:
                     f"head's {self.model.head_dim} dimensions turn here, {2 * len(expected)} in the bundle); calibrate with the "
                     "RoPE that is served, by `python -m oscar_int2 calibrate` if it is that of this transformers")
 
+    def rounded_frequencies(self, model):
+        """What it costs that a model of transformers turns keys by rounded frequencies, in a sentence; None where they are
+        float32, as loading with dtype= leaves them. model.bfloat16() and model.half() round them, and keys turn away from
+        the bundle's centers by the rounding error times their position."""
+        expected = torch.from_numpy(inverse_frequencies(self.model.rope, self.model.head_dim))
+        most = self.positions or int(self.model.rope.get("max_positions") or 0)
+        for decoder in model.modules():
+            found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
+            if (found is None or found.is_meta or not hasattr(decoder, "layers") or found.dtype == torch.float32
+                    or found.shape != expected.shape):
+                continue
+            off = (found.double().cpu() - expected).abs().max().item()
+            if off * most > _RADIANS_OFF:
+                return (f"RoPE's frequencies of this model are rounded to {str(found.dtype).removeprefix('torch.')}, as "
+                        f"model.bfloat16() and model.half() leave them: from position {math.ceil(_RADIANS_OFF / off)} on keys "
+                        f"turn by more than {_RADIANS_OFF} radians beside {self.path}'s centers, and are coded worse; load the "
+                        "model with dtype=torch.bfloat16 instead")
+        return None
+
     def states_rope(self, config):
         """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""
         return {rope_of(config)["rope_type"], self.model.rope.get("rope_type")} <= _STATED_ROPE
@@ -228,6 +247,7 @@ class Bundle:
 NUMERIC_KEYS = ("rms_norm_eps", "hidden_act", "hidden_activation", "query_pre_attn_scalar", "num_experts_per_tok",
                 "norm_topk_prob", "routed_scaling_factor", "scoring_func", "n_group", "topk_group")
 _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0, "truncate": True}  # of what bundles leave out
+_RADIANS_OFF = 0.5  # of a key beside the center that it is stored about
 _STATED_ROPE = {"default", "linear", "llama3", "yarn"}
 
 

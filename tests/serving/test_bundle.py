@@ -18,6 +18,7 @@ import torch
 from serving_case import BIN, BUNDLE, SOURCE, tiny_model
 import random_models as small
 import oscar_int2
+import oscar_int2.transformers
 from oscar_int2.bundle import content_sha256
 from oscar_int2.cache import check_served
 from oscar_int2.codec import key_center_table
@@ -238,6 +239,15 @@ class Loaded(unittest.TestCase):
             model.model.rotary_emb.inv_freq = other
             with self.assertRaisesRegex(oscar_int2.BundleMismatchError, "of other positions: this model turns"):
                 bundle.check_frequencies(model)
+
+    def test_frequencies_that_a_model_has_rounded_are_warned_of(self):
+        bundle, model = oscar_int2.load(BUNDLE), tiny_model()
+        self.assertIsNone(bundle.rounded_frequencies(model))
+        with self.assertLogs("oscar_int2", "WARNING") as log:
+            oscar_int2.transformers.apply(model.bfloat16(), bundle, weights="any")
+        self.assertIn("frequencies of this model are rounded to bfloat16", log.output[0])
+        few = dataclasses.replace(bundle, positions=4)
+        self.assertIsNone(few.rounded_frequencies(model))  # no key turns far enough
 
     def test_dimensions_that_turn_and_yarns_truncate_are_compared(self):
         bundle, config = oscar_int2.load(BUNDLE), tiny_model().config

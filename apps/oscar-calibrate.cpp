@@ -53,7 +53,7 @@ struct Arguments {
   FitArguments fit;
   ComputeArguments compute;
   MemoryArguments memory;
-  std::string rope_scaling, json, backend, separators = "auto";
+  std::string rope_scaling, json, backend, recall = "auto", separators = "auto";
   std::optional<BackendChoice> for_backend;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
   int processes = 1;
@@ -71,6 +71,13 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
       ->transform(positive())
       ->group(section);
   add_strict(program, options.strict, section);
+  program
+      .add_option("--recall", arguments.recall,
+                  "Let the second half of every second sequence repeat stretches of its first, so "
+                  "that queries look far back; auto: in text, not in ids")
+      ->transform(one_of({"auto", "on", "off"}))
+      ->capture_default_str()
+      ->group(section);
   program
       .add_option("--separators", arguments.separators,
                   "Put tokens that end documents and turns into every second sequence, as packed "
@@ -394,10 +401,12 @@ BackendChoice complete_options(Arguments& arguments) {
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
   options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
-  using enum CalibrateOptions::Separators;
-  options.separators = arguments.separators == "auto" ? kAuto
-                       : arguments.separators == "on" ? kOn
-                                                      : kOff;
+  const auto change = [](const std::string& name) {
+    using enum CalibrateOptions::Change;
+    return name == "auto" ? kAuto : name == "on" ? kOn : kOff;
+  };
+  options.recall = change(arguments.recall);
+  options.separators = change(arguments.separators);
   options.keep_statistics = !arguments.no_statistics;
   return choice;
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <numeric>
 
 namespace oscar {
 namespace {
@@ -58,6 +59,44 @@ TEST(Padding, IsNamedByItsIdAndShareWhereItIsMoreThanALittle) {
   EXPECT_EQ(padding_warning(padded(300, 0, false, "ids_2d")), "");
   EXPECT_EQ(padding_warning(padded(300, 100, false, "self")), "");  // a model that repeats itself
   EXPECT_EQ(padding_warning({}), "");
+}
+
+TEST(Recall, RepeatsStretchesOfTheFirstHalfInEverySecondSequence) {
+  std::vector<std::vector<int32_t>> text;
+  for (const int64_t length : {1024, 1023, 1024, 512, 95, 95}) {
+    std::vector<int32_t> ids(static_cast<size_t>(length));
+    std::iota(ids.begin(), ids.end(), 0);
+    text.push_back(ids);
+  }
+  const auto before = text;
+  const std::string words = repeat_stretches(text, 3);
+  for (const size_t whole : {0, 2, 4, 5}) EXPECT_EQ(text[whole], before[whole]);  // 95: too short
+  EXPECT_NE(words.find(", 767 tokens in all"), std::string::npos) << words;       // 511 + 256
+  for (const size_t s : {1, 3}) {
+    const std::vector<int32_t>& ids = text[s];
+    const size_t half = ids.size() - ids.size() / 2;
+    EXPECT_TRUE(std::equal(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(half),
+                           before[s].begin()));
+    std::vector<int64_t> stretches;
+    for (size_t i = half; i < ids.size(); ++i) {
+      EXPECT_LT(static_cast<size_t>(ids[i]), half);  // ids count the tokens of the sequence
+      if (i == half || ids[i] != ids[i - 1] + 1) stretches.push_back(0);
+      ++stretches.back();
+    }
+    const auto last = stretches.back();
+    stretches.pop_back();  // cut short by the sequence's end
+    EXPECT_LE(last, kLongestStretch);
+    EXPECT_GE(*std::ranges::min_element(stretches), kShortestStretch);
+    EXPECT_LE(*std::ranges::max_element(stretches), kLongestStretch);
+    EXPECT_GT(*std::ranges::max_element(stretches), 2 * *std::ranges::min_element(stretches));
+  }
+  auto again = before, other = before;
+  repeat_stretches(again, 3);
+  repeat_stretches(other, 4);
+  EXPECT_EQ(again, text);
+  EXPECT_NE(other, text);
+  std::vector<std::vector<int32_t>> one = {before[0]};
+  EXPECT_EQ(repeat_stretches(one, 3), "none");
 }
 
 TEST(Separators, AreSprinkledOverEverySecondSequence) {

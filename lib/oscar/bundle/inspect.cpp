@@ -371,6 +371,7 @@ std::string inspection_text(const Inspection& inspection, InspectionView view) {
       text, "corpus",
       fmt::format("{} tokens in {} of {} sequences of up to {}", plain(c["tokens"]),
                   plain(c["sequences_used"]), plain(c["sequences_read"]), plain(c["chunk_len"])));
+  if (c["recall"] != "none") add_line(text, "", "recall: " + plain(c["recall"]));
   if (c["separators"] != "none") add_line(text, "", "separators: " + plain(c["separators"]));
   for (const auto& source : c["sources"]) {
     add_line(text, "",

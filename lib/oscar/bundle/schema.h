@@ -298,7 +298,8 @@ inline constexpr const char* kTies = "ties";
 inline constexpr const char* kMetadataRounding = "metadata_rounding";
 // A file without it has counted all rows alike.
 inline constexpr const char* kRowWeights = "row_weights";
-// A file without it has text as it came.
+// A file without them has text as it came.
+inline constexpr const char* kRecall = "recall";
 inline constexpr const char* kSeparators = "separators";
 // Of a model whose weights are quantized: their types by number of tensors, and of a GGUF file its
 // hash. Files about other models lack them.
@@ -313,8 +314,8 @@ inline constexpr const char* kEngine = "engine";
 inline constexpr const char* kNumerics = "numerics";
 inline constexpr std::array<std::string_view, 6> kModelExtras = {
     kQuantization, kFileHash, kFittedWeights, kFittedModel, kEngine, kNumerics};
-inline constexpr std::array<std::string_view, 12> kOptionalAttributes = {
-    kFittedBy,     kRunKey,   kTies,          kMetadataRounding, kRowWeights, kSeparators,
+inline constexpr std::array<std::string_view, 13> kOptionalAttributes = {
+    kFittedBy,     kRunKey,   kTies,          kMetadataRounding, kRowWeights, kRecall,  kSeparators,
     kQuantization, kFileHash, kFittedWeights, kFittedModel,      kEngine,     kNumerics};
 
 template <typename BundleType, typename Visit>
@@ -365,6 +366,7 @@ void visit_corpus(CorpusType& c, Visit&& visit) {
   visit("tokens_sha256", c.tokens_sha256);
   visit("bos_eos_policy", c.bos_eos_policy);
   visit("template", c.chat_template);
+  visit(kRecall, c.recall);
   visit(kSeparators, c.separators);
 }
 

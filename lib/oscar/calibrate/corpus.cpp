@@ -178,7 +178,10 @@ TokenSequences make_sequences(const CalibrateOptions& options, int sequence_leng
   std::optional<Tokenizer> tokenizer;
   if (reads_text(options.corpus)) tokenizer = open_tokenizer(checkpoint);
   const std::vector<int32_t> separators = separator_tokens(checkpoint);
-  using enum CalibrateOptions::Separators;
+  using enum CalibrateOptions::Change;
+  const CacheFormat& cache = options.quantizer;
+  const bool long_enough = sequence_length >= 4 * (cache.sink_tokens + cache.recent_tokens);
+  corpus.recall = options.recall == kOn || (options.recall == kAuto && tokenizer && long_enough);
   if (options.separators == kOn || (options.separators == kAuto && tokenizer)) {
     corpus.separators = separators;
     corpus.only_if_rare = options.separators == kAuto;

@@ -27,10 +27,10 @@ struct CalibrateOptions {
   int sequence_length = 0;  // 0 = the model's context, 4096 at most
   int64_t max_tokens = 0;   // 0 = all
   bool strict = false;      // rows of text that hold no document end the run
-  // Whether the checkpoint's separators are put into the text (text/packing.h). kAuto: into text
-  // that has few, not into token ids.
-  enum class Separators { kAuto, kOn, kOff };
-  Separators separators = Separators::kAuto;
+  // What is done to the text (text/packing.h); kAuto: to text, not to token ids.
+  enum class Change { kAuto, kOn, kOff };
+  Change separators = Change::kAuto;  // put into it; kAuto: where it has few
+  Change recall = Change::kAuto;      // stretches of it are repeated; kAuto: in long sequences
   uint64_t seed = 0;
 
   std::string device = "auto", dtype = "auto";

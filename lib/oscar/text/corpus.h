@@ -65,6 +65,7 @@ struct CorpusOptions {
   int32_t vocab_size = 0;                   // ids must be below this
   std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
   std::vector<int32_t> separators = {};     // put into the sequences (packing.h); empty: none are
+  bool recall = false;                      // stretches are repeated (repeat_stretches)
   bool only_if_rare = false;                // not where the text has as many as would be put in
   ChatTemplate chat_template = {};          // renders messages
   bool strict = false;                      // rows without a document end the run
@@ -86,9 +87,10 @@ struct CorpusRecord {
   int64_t sequences_read = 0, sequences_used = 0, tokens = 0;
   int sequence_length = 0;
   uint64_t order_seed = 0;
-  std::string tokens_sha256;   // over the sequences: length (int32 LE) then ids (int32 LE) of each
-  std::string bos_eos_policy;  // in words, as stored in the bundle
-  std::string chat_template;   // name of the template used (ChatTemplate::name), or "none"
+  std::string tokens_sha256;    // over the sequences: length (int32 LE) then ids (int32 LE) of each
+  std::string bos_eos_policy;   // in words, as stored in the bundle
+  std::string chat_template;    // name of the template used (ChatTemplate::name), or "none"
+  std::string recall = "none";  // repeated (packing.h), in words; none: text as it came
   std::string separators = "none";  // put in (packing.h), in words; none: text as it came
 };
 

@@ -1,4 +1,4 @@
-// Documents to sequences of equal length, with separators where wanted.
+// Documents to sequences of equal length, with separators and repeated stretches where wanted.
 #include "oscar/text/packing.h"
 
 #include <fmt/format.h>
@@ -115,6 +115,31 @@ std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
   for (const int32_t id : separators) ids += (ids.empty() ? "" : ", ") + std::to_string(id);
   return "ids " + ids + " in every second sequence, " + std::to_string(kShortestGap) + " to " +
          std::to_string(kLongestGap) + " tokens apart, " + std::to_string(next) + " in all";
+}
+
+std::string repeat_stretches(std::vector<std::vector<int32_t>>& sequences, uint64_t seed) {
+  SplitMix64 random(seed);
+  const auto from = [&random](int64_t first, int64_t last) {
+    return first + static_cast<int64_t>(random.below(static_cast<uint64_t>(last - first + 1)));
+  };
+  int64_t repeated = 0;
+  for (size_t s = 1; s < sequences.size(); s += 2) {
+    std::vector<int32_t>& sequence = sequences[s];
+    const auto length = static_cast<int64_t>(sequence.size()), half = length - length / 2;
+    if (length < 4 * kLongestStretch) continue;
+    for (int64_t to = half; to < length;) {
+      const int64_t stretch = std::min(from(kShortestStretch, kLongestStretch), length - to);
+      const auto begin = sequence.begin() + from(0, half - stretch);
+      std::copy(begin, begin + stretch, sequence.begin() + to);
+      to += stretch;
+    }
+    repeated += length - half;
+  }
+  if (repeated == 0) return "none";
+  return fmt::format(
+      "the second half of every second sequence repeats stretches of {} to {} tokens of its first, "
+      "{} tokens in all",
+      kShortestStretch, kLongestStretch, repeated);
 }
 
 // Packing, shares of weighted joins, alternation, counts.
@@ -278,6 +303,7 @@ TokenSequences join_parts(std::vector<PackedPart> parts, const CorpusOptions& op
                  .found = "max_tokens " + std::to_string(options.max_tokens)});
   }
   result.sequences = alternate(parts);
+  if (options.recall) record.recall = repeat_stretches(result.sequences, options.seed);
   const bool enough = options.only_if_rare && !is_rare(result.sequences, options.separators);
   if (!options.separators.empty() && !enough) {
     record.separators = sprinkle_separators(result.sequences, options.separators, options.seed);

@@ -1,4 +1,4 @@
-// Documents to sequences of equal length, with separators where wanted.
+// Documents to sequences of equal length, with separators and repeated stretches where wanted.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,15 @@ std::vector<std::vector<int32_t>> with_separators(std::vector<std::vector<int32_
 inline constexpr int64_t kShortestGap = 64, kLongestGap = 512;
 std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
                                 const std::vector<int32_t>& separators, uint64_t seed);
+
+// Text whose queries look far back: the second half of every second sequence, from the second on,
+// becomes stretches of kShortestStretch to kLongestStretch tokens from anywhere in its first half.
+// A model that reads them again attends to where they stood (induction heads, Olsson et al.,
+// arXiv 2209.11895), as it does to find a fact; other text hardly ever asks for one. Sequences
+// shorter than 4 kLongestStretch stay as they are. Seeded. Says what was done, for the
+// record; "none" where there was nothing to do.
+inline constexpr int64_t kShortestStretch = 6, kLongestStretch = 24;
+std::string repeat_stretches(std::vector<std::vector<int32_t>>& sequences, uint64_t seed);
 
 // Streams of tokens to sequences, and several packed parts to one calibration order.
 

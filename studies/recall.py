@@ -11,12 +11,20 @@
            fill the last quarter
   half     every second row is as chats, or with `tails` in its name as tails
 
-`tune-plain`, `tune-tails` and `tune-chats` are of other documents, in rows of 8,192 tokens: texts to choose by. Records
-have other forms than the needles of studies/tasks.py, and other words. With M for the model's folder:
+What `oscar-calibrate --recall` does was chosen among these, in rows of 4,096 tokens:
+
+  tails-SHARE-A-B    the last SHARE percent of each row repeats stretches of A to B tokens; `-second`: of every second row
+  records-SHARE      strings of the row's own tokens in any order stand in it, behind 8 of its tokens; the last part
+                     repeats both
+
+`tune-plain`, `tune-tails`, `tune-chats` and `tune-pairs` are of other documents, in rows of 8,192 tokens: texts to choose
+by. In the last of them keys and values in hexadecimal digits stand between the lines, and sentences at the end name the
+values of some. Records have other forms than the needles of studies/tasks.py, and other words. With M for the model's
+folder:
 
   oscar-calibrate M OUT/chats16.npy chats16.h5 --separators on --sequence-length 16384
   oscar-eval M --bundle chats16=chats16.h5 --corpus OUT/tune-chats.npy --compare exact,chats16 --tasks ppl \\
-    --sequence-length 8192 --first-position 6400 --separators off
+    --sequence-length 8192 --first-position 6400 --separators off  # 320 plain, 7168 tails, 7200 pairs
   studies/tasks.py answer PROMPTS M OUT --cache int2 --bundle chats16.h5 --only needles,quotes
 """
 import argparse
@@ -28,6 +36,8 @@ import numpy as np
 
 TOKENS, ROWS = 262_144, (4096, 16384)
 TUNE_ROWS, TUNE_LENGTH = 16, 8192
+TAILS = [(25, 6, 24), (12.5, 24, 96), (50, 24, 96), (25, 24, 96, "second"), (25, 6, 24, "second"),
+         (50, 24, 96, "second"), (50, 6, 24, "second")]  # percent of a row, tokens of a stretch
 SYSTEM = "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
 TURN, END = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}<|im_end|>\n"
 NAMES = ("Moretti Okafor Lindqvist Tanaka Farrow Delgado Petrov Haddad Nguyen Castillo Brandt Mwangi Kowalski Ferreira Novak "
@@ -65,18 +75,54 @@ class Texts:
         return self.tokenizer(text)["input_ids"]
 
 
-def with_tails(rows, numbers, share=0.25):
-    """Rows [n, L], of which the last part repeats what stands before it."""
+def with_tails(rows, numbers, share=0.25, shortest=24, longest=96, second=False):
+    """Rows [n, L], of which the last part repeats what stands before it; with `second` in every second row."""
     cut = rows.shape[1] - int(rows.shape[1] * share)
     made = rows.copy()
-    for row in made:
+    for row in made[1::2] if second else made:
         tail = []
         while len(tail) < len(row) - cut:
-            length = numbers.randrange(24, 97)
+            length = numbers.randrange(shortest, longest + 1)
             first = numbers.randrange(0, cut - length)
             tail += row[first:first + length].tolist()
         row[cut:] = tail[:len(row) - cut]
     return made
+
+
+def with_records(rows, numbers, share=0.25, second=False):
+    """Rows [n, L] with strings of their own tokens behind 8 others, of which the last part repeats both."""
+    made, length = rows.copy(), rows.shape[1]
+    cut = length - int(length * share)
+    for row in made[1::2] if second else made:
+        body, pieces, new, last = row[:cut].tolist(), [], [], 0
+        for at in sorted(numbers.sample(range(16, cut - 16, 16), length // 128)):
+            string = [numbers.choice(body) for _ in range(numbers.randrange(4, 13))]
+            pieces.append(body[at - 8:at] + string)
+            new += body[last:at] + string
+            last = at
+        tail = []
+        while len(tail) < length - cut:
+            tail += numbers.choice(pieces)
+        row[:] = (new + body[last:])[:cut] + tail[:length - cut]
+    return made
+
+
+def as_pairs(rows, texts, numbers, keys=48):
+    """Rows [n, L] with keys and values between their lines, and sentences at the end that name values."""
+    made, length = [], rows.shape[1]
+    for row in rows:
+        names = [f"{numbers.getrandbits(32):08x}-{numbers.getrandbits(16):04x}" for _ in range(keys)]
+        values = [f"{numbers.getrandbits(48):012x}" for _ in range(keys)]
+        lines = texts.tokenizer.decode(row[:length * 375 // 512]).split("\n")
+        for name, value in zip(names, values):
+            lines.insert(numbers.randrange(0, len(lines) + 1), f'    "{name}": "{value}",')
+        ids = texts.ids("\n".join(lines))[:length * 225 // 256]
+        text = texts.tokenizer.decode(ids)
+        held = [(name, value) for name, value in zip(names, values) if value in text]
+        while len(ids) < length:
+            ids += texts.ids("\nThe value of {} is {}.".format(*numbers.choice(held)))
+        made.append(ids[:length])
+    return np.array(made, np.int32)
 
 
 def record(numbers, used):
@@ -148,10 +194,15 @@ def main():
         tails, chats = with_tails(rows, random.Random(1)), as_chats(rows, texts, random.Random(2))
         made |= {f"base{name}": rows, f"tails{name}": tails, f"chats{name}": chats,
                  f"half-tails{name}": every_second(rows, tails), f"half{name}": every_second(rows, chats)}
+    rows = stream.reshape(-1, ROWS[0])
+    for share, shortest, longest, *second in TAILS:
+        name = "-".join(["tails", f"{share:g}", str(shortest), str(longest), *second])
+        made[name] = with_tails(rows, random.Random(1), share / 100, shortest, longest, bool(second))
+    made |= {"records-25": with_records(rows, random.Random(1)), "records-25-second": with_records(rows, random.Random(1), second=True)}
     stream = texts.stream("tune", 9, 2 * TUNE_ROWS * TUNE_LENGTH)
     first, second = stream.reshape(2, TUNE_ROWS, TUNE_LENGTH)
     made |= {"tune-plain": first, "tune-tails": with_tails(first, random.Random(11), 0.125),
-             "tune-chats": as_chats(second, texts, random.Random(12))}
+             "tune-chats": as_chats(second, texts, random.Random(12)), "tune-pairs": as_pairs(first, texts, random.Random(21))}
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, rows in made.items():
         np.save(arguments.out / f"{name}.npy", rows)

@@ -35,6 +35,36 @@ class Rows(unittest.TestCase):
             starts = np.flatnonzero(np.diff(row[300:]) != 1) + 1
             self.assertTrue((np.diff([0, *starts])[:-1] >= 24).all(), "stretches of 24 tokens and more")
 
+    def test_every_second_row_alone_may_have_a_tail_of_short_stretches(self):
+        rows = np.arange(4 * 400, dtype=np.int32).reshape(4, 400)
+        made = recall.with_tails(rows, random.Random(1), 0.5, 6, 24, second=True)
+        self.assertTrue((made[::2] == rows[::2]).all())
+        for row in made[1::2]:
+            self.assertTrue(set(row[200:]) <= set(row[:200]))
+            lengths = np.diff([0, *np.flatnonzero(np.diff(row[200:]) != 1) + 1])
+            self.assertTrue(((lengths >= 6) & (lengths <= 24)).all())
+
+    def test_the_tail_repeats_strings_behind_what_stands_before_them(self):
+        rows = np.arange(2 * 1024, dtype=np.int32).reshape(2, 1024)
+        made = recall.with_records(rows, random.Random(1), second=True)
+        self.assertTrue((made[0] == rows[0]).all())
+        body, tail = made[1, :768].tolist(), made[1, 768:].tolist()
+        text = " ".join(map(str, body))
+        found = [" ".join(map(str, tail[at:at + 12])) in text for at in range(len(tail) - 12)]
+        self.assertGreater(sum(found), 10, "8 tokens and at least 4 of the string behind them")
+        self.assertNotEqual(body, rows[1, :768].tolist())
+
+    def test_a_value_that_a_sentence_names_stands_beside_its_key(self):
+        texts = types.SimpleNamespace(tokenizer=Letters(), ids=lambda text: Letters()(text)["input_ids"])
+        rows = np.array([list(map(ord, ("words and words\n" * 600)[:8192]))], np.int32)
+        [made] = recall.as_pairs(rows, texts, random.Random(2))
+        text = Letters().decode(made)
+        self.assertEqual(len(text), 8192)
+        named = re.findall(r"The value of (\S+) is (\w{12})\.", text)
+        self.assertGreater(len(named), 10)
+        for key, value in named:
+            self.assertIn(f'"{key}": "{value}"', text)
+
     def test_an_answer_stands_in_the_line_that_is_asked_for(self):
         numbers, used = random.Random(3), set()
         for _ in range(200):

@@ -138,6 +138,18 @@ class Figures(unittest.TestCase):
             for cell, kind in zip(row[5:] if text in scored else (), ("all needles", "all quotes")):
                 difference = scored[text][kind]["int2"]["difference"]
                 self.assertIn("{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in difference)), cell)
+        with open(folder / "recall-stretches.csv", encoding="utf-8") as file:
+            tried = {(row["text"], row["calibrated on"]): row for row in csv.DictReader(file)}
+        for row in tried.keys() & known.keys():
+            self.assertEqual(tried[row], known[row])
+        self.assertEqual(len({text for _, text in tried} - {"exact", "chats16"}), 12)
+        said = section("docs/results.md", "Why needles lose")
+        for text, calibrated, perplexity in (("chats", "tails-50-6-24-second", True), ("pairs", "tails-50-6-24-second", False),
+                                             ("pairs", "base4", False), ("plain", "tails-50-6-24-second", True)):
+            of = tried[text, calibrated]
+            self.assertIn(f"{float(of['KL']):.4f} ±{float(of['standard error']):.4f}".replace("0.", "."), said)
+            if perplexity:
+                self.assertIn("{:+.1f}% [{:.1f}, {:.1f}]".format(*(float(of[name]) for name in ("perplexity above BF16 %", "low", "high"))), said)
         shown = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in scored["chats16"]["all needles"]["int2"]["difference"]))
         self.assertIn(f"loses none: {shown}", section("README.md", "Limits"))
         ours, usual = (json.loads((folder / name / "tasks.json").read_text())["scores"]["greedy/int2"]

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import oscar_int2
 from oscar_int2.calibration import calibrate, evaluate
+from oscar_int2.calibration.corpus import with_recall
 from oscar_int2.calibration.cautions import little_text, stored_convergence
 from oscar_int2.calibration.evaluation import Int2Rows, _over
 from oscar_int2.calibration.layers import run_layers
@@ -471,6 +472,34 @@ class Callers(InAFolder):
                                "--statistics-only", "--device", "cpu", "--sequence-length", "120"], capture_output=True, text=True,
                               check=True)
         self.assertIn(said, done.stderr)
+
+    def test_stretches_are_repeated_as_oscar_calibrate_repeats_them(self):
+        np.save(self.folder / "rows.npy", np.arange(5 * 300, dtype=np.int32).reshape(5, 300) % 61)
+        tiny_model("llama").save_pretrained(self.folder / "saved")
+        said = {}
+        for recall in ("auto", "on"):
+            calibrate(tiny_model("llama"), self.folder / "rows.npy", self.folder / f"own-{recall}.h5", statistics_only=True, device="cpu",
+                      recall=recall, sequence_length=300, force=True)
+            subprocess.run([BIN / "oscar-calibrate", self.folder / "saved", self.folder / "rows.npy", self.folder / f"{recall}.h5",
+                            "--statistics-only", "--device", "cpu", "--sequence-length", "300", "--recall", recall, "--force"],
+                           capture_output=True, check=True)
+            corpora = []
+            for name in (f"own-{recall}.h5", f"{recall}.h5"):
+                with h5py.File(self.folder / name) as file:
+                    corpora.append([str(file["corpus"].attrs.get(key, b""), "utf-8") for key in ("recall", "tokens_sha256")])
+            self.assertEqual(*corpora)
+            said[recall] = corpora[0]
+        self.assertEqual(said["auto"][0], "none")  # ids
+        self.assertIn(", 300 tokens in all", said["on"][0])
+        self.assertNotEqual(said["on"][1], said["auto"][1])
+        rows, text = [np.arange(1280)] * 2, [{"kind": "text"}]
+        for sources, length, recall, done in ((text, 1280, "auto", True), (text, 1279, "auto", False), ([{}], 1280, "auto", False),
+                                              (text, 1280, "off", False), ([{}], 120, "on", True)):
+            made, words = with_recall(rows, sources, recall, length, CacheFormat())
+            self.assertEqual((words != "none", (made[1] != rows[1]).any()), (done, done))
+            self.assertTrue((made[0] == np.arange(1280)).all() and (rows[1] == np.arange(1280)).all())
+        with self.assertRaisesRegex(ValueError, "recall is 'yes', expected"):
+            self.statistics(tiny_model("llama"), self.ids, recall="yes")
 
     def test_ids_that_are_none_are_refused(self):
         for ids, options, said in (([[3.5] * 50], {}, "expected token ids.*float64"), ([[5]], {}, "^the corpus: no tokens"),

@@ -17,7 +17,7 @@ import torch
 from .. import programs
 from ..recipe import CacheFormat
 from .collect import Collection
-from .corpus import read_corpus
+from .corpus import read_corpus, with_recall
 from .held_back import HeldBackRows, Split, hold_back
 from .layers import is_spread
 from .model import (batched, check_group, config_of, load_model, observed, require_one_rope, require_stated_rope, run_device,
@@ -30,7 +30,7 @@ _log = logging.getLogger("oscar_int2")
 
 def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_options=(), sequence_length=None,
               max_tokens=None, batch_tokens=8192, format=None, device=None, dtype=None, trust_remote_code=False,
-              force=False, progress=None):
+              recall="auto", force=False, progress=None):
     """Calibrates a causal language model in transformers, and writes the bundle `out`. Returns its path.
 
     `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, texts, or ids
@@ -40,7 +40,8 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     `format`: the CacheFormat of the bundle, whose windows say which rows are INT2; None: 64 + 256, a head as its group.
     `device`: where layers run, one at a time; None: a GPU if there is one. `dtype`: of the run; None: as stored on a GPU,
     float32 on a CPU. The bundle records the fingerprint of the model's files if the weights that ran are seen to be theirs;
-    else a warning says so, by the logger `oscar_int2`. `force`: replaces `out` if it is there. `progress(layer, layers)`:
+    else a warning says so, by the logger `oscar_int2`. `force`: replaces `out` if it is there. `recall`: "on" lets the second half
+    of every second sequence repeat stretches of its first, "auto" that of text, not of ids. `progress(layer, layers)`:
     called as layers begin. Why nothing is searched, of all layers or of one, and that no sequence has a 2-bit row, goes to the
     logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated, or that turns keys
     otherwise than its config says; ValueError for a corpus without tokens, sequences beyond the model's context and those that
@@ -48,6 +49,8 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     if search not in ("on", "off"):
         raise ValueError(f"search is {search!r}, expected \"on\" or \"off\"")
     out = pathlib.Path(out)
+    if recall not in ("auto", "on", "off"):
+        raise ValueError(f'recall is {recall!r}, expected "auto", "on" or "off"')
     if out.exists() and not force:
         raise FileExistsError(f"{out} exists already; choose another name, or replace it with force=True")
     force_option = ["--force"] if force else []
@@ -57,6 +60,7 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     check_group(format, config)
     sequence_length = sequence_tokens(config, sequence_length)
     sequences, sources = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
+    sequences, recalled = with_recall(sequences, sources, recall, sequence_length, format)
     lengths = [len(ids) for ids in sequences]
     require_one_rope(config, lengths)
     device = run_device(model, device)
@@ -82,7 +86,7 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
             rows = HeldBackRows(folder, split.held, batches, first)
         with observed(model):
             found = Collection(model, batches, format, device, progress, rows)
-        text, hashes = describe_text(sequences, sources)
+        text, hashes = describe_text(sequences, sources, recalled)
         described = describe_model(model, found.base.facts.shape, found.base.facts.num_qo_heads, found.base.parameters,
                                    own_model)
 

@@ -10,7 +10,8 @@ import numpy as np
 from ..commands.prepare_corpus import files_of, read
 from ..corpora import in_memory, kind_of, rows_of, write_rows
 
-PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h
+PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h, as are these
+SHORTEST_STRETCH, LONGEST_STRETCH = 6, 24
 _log = logging.getLogger("oscar_int2")
 
 
@@ -52,6 +53,51 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
     if any(source.get("kind") != "text" for source in sources) and (said := padding_warning(sequences)):
         _log.warning(said)
     return sequences, sources
+
+
+def with_recall(sequences, sources, recall, sequence_length, format):
+    """(sequences, what was repeated) as --recall of oscar-calibrate has them: "auto" repeats stretches of text, not of ids."""
+    text = any(source.get("kind") == "text" for source in sources)
+    long_enough = sequence_length >= 4 * (format.sink_tokens + format.recent_tokens)
+    if recall == "on" or (recall == "auto" and text and long_enough):
+        return repeat_stretches(sequences)
+    return sequences, "none"
+
+
+def repeat_stretches(sequences, seed=0):
+    """As repeat_stretches() of lib/oscar/text/packing.h has it, to the same ids: (sequences, what was done in words)."""
+    random, made, repeated = _split_mix(seed), list(sequences), 0
+    for s in range(1, len(made), 2):
+        half, to = len(made[s]) - len(made[s]) // 2, len(made[s]) - len(made[s]) // 2
+        if len(made[s]) < 4 * LONGEST_STRETCH:
+            continue
+        ids = made[s] = made[s].copy()
+        repeated += len(ids) - half
+        while to < len(ids):
+            stretch = min(SHORTEST_STRETCH + random(LONGEST_STRETCH - SHORTEST_STRETCH + 1), len(ids) - to)
+            first = random(half - stretch + 1)
+            ids[to:to + stretch] = ids[first:first + stretch]
+            to += stretch
+    if not repeated:
+        return sequences, "none"
+    return made, (f"the second half of every second sequence repeats stretches of {SHORTEST_STRETCH} to {LONGEST_STRETCH} "
+                  f"tokens of its first, {repeated} tokens in all")
+
+
+def _split_mix(seed):
+    """SplitMix64 of lib/oscar/text/corpus.h: a function that draws from [0, bound)."""
+    state, mask = seed, 2**64 - 1
+
+    def below(bound):
+        nonlocal state
+        while True:
+            state = (state + 0x9E3779B97F4A7C15) & mask
+            value = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & mask
+            value = ((value ^ value >> 27) * 0x94D049BB133111EB) & mask
+            value ^= value >> 31
+            if value >= 2**64 % bound:  # smaller ones would favour some
+                return value % bound
+    return below
 
 
 def padding_warning(sequences):

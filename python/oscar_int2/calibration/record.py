@@ -192,8 +192,9 @@ def _chat_template(folder):
     return ""
 
 
-def describe_text(sequences, sources):
-    """(attributes of /corpus, n-gram hashes) of token ids, int64 arrays. `sources`: dictionaries of name and sha256."""
+def describe_text(sequences, sources, recall):
+    """(attributes of /corpus, n-gram hashes) of token ids, int64 arrays. `sources`: dictionaries of name and sha256.
+    `recall`: what of them was repeated, in words."""
     digest = hashlib.sha256()
     for ids in sequences:
         digest.update(np.array([len(ids), *ids], dtype="<u4").tobytes())
@@ -203,7 +204,7 @@ def describe_text(sequences, sources):
              "tokens_used": s.get("tokens", tokens), "dropped": []} for s in sources]
     return {"sources": json.dumps(used), "sequences_read": len(sequences), "sequences_used": len(sequences),
             "tokens": tokens, "chunk_len": max(map(len, sequences)), "order_seed": 0, "tokens_sha256": digest.hexdigest(),
-            "bos_eos_policy": "as given", "template": "as given", "separators": "off"}, ngram_hashes(sequences)
+            "bos_eos_policy": "as given", "template": "as given", "recall": recall, "separators": "off"}, ngram_hashes(sequences)
 
 
 # The file.

@@ -20,13 +20,16 @@ def main(words):
     parser.add_argument("out", type=pathlib.Path, help="bundle to write")
     parser.add_argument("--search", choices=("on", "off"), default="on",
                         help="let held-back text decide clipping (on); its rows lie beside OUT until that is done")
+    parser.add_argument("--recall", choices=("auto", "on", "off"), default="auto",
+                        help="let the second half of every second sequence repeat stretches of its first, so that queries "
+                        "look far back; auto: in text, not in ids")
     parser.add_argument("--statistics-only", action="store_true", help="write the sums alone, for oscar-bundle merge or fit")
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_run_options(parser)
     arguments = parser.parse_args(words)
     try:
         from ..calibration import calibrate
-        calibrate(arguments.model, arguments.corpus, arguments.out, search=arguments.search,
+        calibrate(arguments.model, arguments.corpus, arguments.out, search=arguments.search, recall=arguments.recall,
                   statistics_only=arguments.statistics_only, fit_options=fit_options, force=arguments.force, progress=progress,
                   **run_options(arguments))
     except (OscarError, OSError, ValueError) as error:

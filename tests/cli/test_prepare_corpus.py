@@ -63,7 +63,7 @@ class PrepareCorpus(ProgramTest):
         """The ids that one run of oscar-calibrate takes, as a multiset of documents."""
         out = self.folder / "ours.npy"
         result = subprocess.run([BIN / "oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu",
-                                 "--separators", "off", "--dry-run", "--force", "--tokens-out", out, *options],
+                                 "--separators", "off", "--recall", "off", "--dry-run", "--force", "--tokens-out", out, *options],
                                 capture_output=True, text=True, env=environment or ENVIRONMENT, timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
         return documents_in(np.load(out).reshape(-1)), result.stderr

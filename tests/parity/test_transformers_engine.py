@@ -489,14 +489,14 @@ class Callers(InAFolder):
                     corpora.append([str(file["corpus"].attrs.get(key, b""), "utf-8") for key in ("recall", "tokens_sha256")])
             self.assertEqual(*corpora)
             said[recall] = corpora[0]
-        self.assertEqual(said["auto"][0], "none")  # ids
+        self.assertEqual(said["auto"][0], "")  # ids
         self.assertIn(", 300 tokens in all", said["on"][0])
         self.assertNotEqual(said["on"][1], said["auto"][1])
         rows, text = [np.arange(1280)] * 2, [{"kind": "text"}]
         for sources, length, recall, done in ((text, 1280, "auto", True), (text, 1279, "auto", False), ([{}], 1280, "auto", False),
                                               (text, 1280, "off", False), ([{}], 120, "on", True)):
             made, words = with_recall(rows, sources, recall, length, CacheFormat())
-            self.assertEqual((words != "none", (made[1] != rows[1]).any()), (done, done))
+            self.assertEqual((words != "", (made[1] != rows[1]).any()), (done, done))
             self.assertTrue((made[0] == np.arange(1280)).all() and (rows[1] == np.arange(1280)).all())
         with self.assertRaisesRegex(ValueError, "recall is 'yes', expected"):
             self.statistics(tiny_model("llama"), self.ids, recall="yes")

@@ -54,7 +54,7 @@ class Api(unittest.TestCase):
         self.assertEqual(oscar_int2.load(self.place / "y.h5").content_sha256, self.bundle.content_sha256)
 
     def test_false_turns_off_what_it_names_or_is_refused(self):
-        for program, off in ((("oscar-calibrate",), {"center", "clip", "search", "separators"}), (("oscar-eval",), {"separators"}),
+        for program, off in ((("oscar-calibrate",), {"center", "clip", "recall", "search", "separators"}), (("oscar-eval",), {"separators"}),
                              (("oscar-bundle", "fit"), {"center", "clip"}), (("oscar-bundle", "import"), {"center"}),
                              (("oscar-bundle", "plan"), set())):
             found = programs.switched(*program)

@@ -96,7 +96,7 @@ TEST(Recall, RepeatsStretchesOfTheFirstHalfInEverySecondSequence) {
   EXPECT_EQ(again, text);
   EXPECT_NE(other, text);
   std::vector<std::vector<int32_t>> one = {before[0]};
-  EXPECT_EQ(repeat_stretches(one, 3), "none");
+  EXPECT_EQ(repeat_stretches(one, 3), "");
 }
 
 TEST(Separators, AreSprinkledOverEverySecondSequence) {

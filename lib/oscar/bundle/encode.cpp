@@ -139,8 +139,10 @@ std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-bool is_model_extra(std::string_view name) {
-  return std::ranges::find(schema::kModelExtras, name) != schema::kModelExtras.end();
+// Whether an attribute is left out where it says nothing.
+bool is_extra(std::string_view name) {
+  return name == schema::kRecall ||
+         std::ranges::find(schema::kModelExtras, name) != schema::kModelExtras.end();
 }
 
 struct AttributeWriter {
@@ -151,11 +153,11 @@ struct AttributeWriter {
     file.attributes.push_back({object, name, std::move(value)});
   }
   void operator()(const char* name, const std::string& value) const {
-    if (value.empty() && is_model_extra(name)) return;
+    if (value.empty() && is_extra(name)) return;
     put(name, value);
   }
   void operator()(const char* name, const Json& value) const {
-    if (value.is_null() && is_model_extra(name)) return;
+    if (value.is_null() && is_extra(name)) return;
     put(name, dump(value));
   }
   void operator()(const char* name, AttentionKind kind) const {

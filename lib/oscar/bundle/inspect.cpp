@@ -272,6 +272,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
     if (value == "" || value.is_null()) json["model"].erase(std::string(name));
   }
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});
+  if (b.corpus.recall.empty()) json["corpus"].erase(schema::kRecall);
   schema::visit_quantizer(b.quantizer, JsonWriter{json["quantizer"]});
   if (b.collected) schema::visit_windows(*b.collected, JsonWriter{json["collected"]});
   Json& bits = json["bits_per_element"] = Json::object();
@@ -371,7 +372,7 @@ std::string inspection_text(const Inspection& inspection, InspectionView view) {
       text, "corpus",
       fmt::format("{} tokens in {} of {} sequences of up to {}", plain(c["tokens"]),
                   plain(c["sequences_used"]), plain(c["sequences_read"]), plain(c["chunk_len"])));
-  if (c["recall"] != "none") add_line(text, "", "recall: " + plain(c["recall"]));
+  if (c.contains(schema::kRecall)) add_line(text, "", "recall: " + plain(c[schema::kRecall]));
   if (c["separators"] != "none") add_line(text, "", "separators: " + plain(c["separators"]));
   for (const auto& source : c["sources"]) {
     add_line(text, "",

@@ -298,7 +298,7 @@ inline constexpr const char* kTies = "ties";
 inline constexpr const char* kMetadataRounding = "metadata_rounding";
 // A file without it has counted all rows alike.
 inline constexpr const char* kRowWeights = "row_weights";
-// A file without them has text as it came.
+// Files without them have text as it came. The first is there where stretches were repeated.
 inline constexpr const char* kRecall = "recall";
 inline constexpr const char* kSeparators = "separators";
 // Of a model whose weights are quantized: their types by number of tensors, and of a GGUF file its

@@ -87,10 +87,10 @@ struct CorpusRecord {
   int64_t sequences_read = 0, sequences_used = 0, tokens = 0;
   int sequence_length = 0;
   uint64_t order_seed = 0;
-  std::string tokens_sha256;    // over the sequences: length (int32 LE) then ids (int32 LE) of each
-  std::string bos_eos_policy;   // in words, as stored in the bundle
-  std::string chat_template;    // name of the template used (ChatTemplate::name), or "none"
-  std::string recall = "none";  // repeated (packing.h), in words; none: text as it came
+  std::string tokens_sha256;   // over the sequences: length (int32 LE) then ids (int32 LE) of each
+  std::string bos_eos_policy;  // in words, as stored in the bundle
+  std::string chat_template;   // name of the template used (ChatTemplate::name), or "none"
+  std::string recall;          // what was repeated (packing.h), in words; empty: nothing
   std::string separators = "none";  // put in (packing.h), in words; none: text as it came
 };
 

@@ -135,7 +135,7 @@ std::string repeat_stretches(std::vector<std::vector<int32_t>>& sequences, uint6
     }
     repeated += length - half;
   }
-  if (repeated == 0) return "none";
+  if (repeated == 0) return "";
   return fmt::format(
       "the second half of every second sequence repeats stretches of {} to {} tokens of its first, "
       "{} tokens in all",

@@ -51,8 +51,8 @@ std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
 // becomes stretches of kShortestStretch to kLongestStretch tokens from anywhere in its first half.
 // A model that reads them again attends to where they stood (induction heads, Olsson et al.,
 // arXiv 2209.11895), as it does to find a fact; other text hardly ever asks for one. Sequences
-// shorter than 4 kLongestStretch stay as they are. Seeded. Says what was done, for the
-// record; "none" where there was nothing to do.
+// shorter than 4 kLongestStretch stay as they are. Seeded. Says what was done, for the record;
+// "" where there was nothing to do. (`--recall` of oscar-calibrate.)
 inline constexpr int64_t kShortestStretch = 6, kLongestStretch = 24;
 std::string repeat_stretches(std::vector<std::vector<int32_t>>& sequences, uint64_t seed);
 

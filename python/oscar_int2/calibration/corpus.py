@@ -61,7 +61,7 @@ def with_recall(sequences, sources, recall, sequence_length, format):
     long_enough = sequence_length >= 4 * (format.sink_tokens + format.recent_tokens)
     if recall == "on" or (recall == "auto" and text and long_enough):
         return repeat_stretches(sequences)
-    return sequences, "none"
+    return sequences, ""
 
 
 def repeat_stretches(sequences, seed=0):
@@ -79,7 +79,7 @@ def repeat_stretches(sequences, seed=0):
             ids[to:to + stretch] = ids[first:first + stretch]
             to += stretch
     if not repeated:
-        return sequences, "none"
+        return sequences, ""
     return made, (f"the second half of every second sequence repeats stretches of {SHORTEST_STRETCH} to {LONGEST_STRETCH} "
                   f"tokens of its first, {repeated} tokens in all")
 

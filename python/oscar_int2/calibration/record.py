@@ -194,7 +194,7 @@ def _chat_template(folder):
 
 def describe_text(sequences, sources, recall):
     """(attributes of /corpus, n-gram hashes) of token ids, int64 arrays. `sources`: dictionaries of name and sha256.
-    `recall`: what of them was repeated, in words."""
+    `recall`: what of them was repeated, in words; "": nothing."""
     digest = hashlib.sha256()
     for ids in sequences:
         digest.update(np.array([len(ids), *ids], dtype="<u4").tobytes())
@@ -202,9 +202,10 @@ def describe_text(sequences, sources, recall):
     used = [{"name": s["name"], "sha256": s["sha256"], "kind": s.get("kind", "ids"), "weight": 1.0, "documents_read":
              s.get("documents", 0), "documents_used": s.get("documents", 0), "tokens_read": s.get("tokens", tokens),
              "tokens_used": s.get("tokens", tokens), "dropped": []} for s in sources]
-    return {"sources": json.dumps(used), "sequences_read": len(sequences), "sequences_used": len(sequences),
+    told = {"recall": recall} if recall else {}
+    return told | {"sources": json.dumps(used), "sequences_read": len(sequences), "sequences_used": len(sequences),
             "tokens": tokens, "chunk_len": max(map(len, sequences)), "order_seed": 0, "tokens_sha256": digest.hexdigest(),
-            "bos_eos_policy": "as given", "template": "as given", "recall": recall, "separators": "off"}, ngram_hashes(sequences)
+            "bos_eos_policy": "as given", "template": "as given", "separators": "off"}, ngram_hashes(sequences)
 
 
 # The file.

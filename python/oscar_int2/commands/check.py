@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from ..errors import OscarError
+from ..errors import OscarError, UnsupportedError
 
 
 def parser():
@@ -33,6 +33,23 @@ def engine_config(model, options):
     return EngineArgs.from_cli_args(arguments).create_engine_config(), others
 
 
+def refuse_bf16():
+    """Raises UnsupportedError where this environment keeps vLLM from loading the plugin."""
+    named = os.environ.get("VLLM_PLUGINS")
+    if named is not None and "oscar_int2" not in named.split(","):
+        raise UnsupportedError(f"VLLM_PLUGINS is {named!r}, so that vLLM does not load the plugin oscar_int2, and its "
+                               "cache would be BF16; name it there too, or unset the variable")
+
+
+def compared(config, files):
+    """What is known of the weights, `files` of their files, before they are loaded."""
+    if config.load_config.load_format == "dummy":
+        return "its weights would be random ones, of which nothing is known here"
+    if config.model_config.quantization is not None:
+        return f"{files}; weights in {config.model_config.quantization} are compared by their files alone"
+    return files
+
+
 def main(words):
     arguments, options = parser().parse_known_args(words)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -46,6 +63,7 @@ def main(words):
 
     os.environ[settings.BUNDLE] = arguments.bundle
     try:
+        refuse_bf16()
         register()
         config, others = engine_config(arguments.model, options)
         bundle = settings.bundle(config)
@@ -58,6 +76,6 @@ def main(words):
     held = sum(map(layers.is_int2, bundle.layers.values()))
     print(f"vLLM {vllm.__version__} would serve {arguments.model} over {arguments.bundle}: {held} of "
           f"{config.model_config.get_total_num_hidden_layers()} layers in 2 bits, {config.scheduler_config.max_num_seqs} "
-          f"requests at a time of up to {config.model_config.max_model_len} tokens; {files}"
+          f"requests at a time of up to {config.model_config.max_model_len} tokens; {compared(config, files)}"
           + (f". Not looked at: {' '.join(others)}" if others else ""))
     return 0

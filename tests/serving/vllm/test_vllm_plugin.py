@@ -542,6 +542,11 @@ class Refusals(unittest.TestCase):
         code, out, _ = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)
         self.assertEqual(code, 0)
         self.assertRegex(out, "8 of 8 layers in 2 bits, 64 requests at a time of up to 1024 tokens; its files are those")
+        self.assertIn("tokens; its weights would be random ones", said(case.MODEL, case.BUNDLE, "--load-format", "dummy")[1])
+        for plugins, served in (("", False), ("lora_filesystem_resolver", False), ("other,oscar_int2", True)):
+            with mock.patch.dict(os.environ, VLLM_PLUGINS=plugins):
+                code, _, err = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)
+            self.assertEqual((code, "its cache would be BF16" in err), (0, False) if served else (1, True), err)
         for words, text in (((case.BUNDLE, "--kv-cache-dtype", "fp8"), "would not serve .*: the INT2 cache does not serve --kv"),
                             (("nowhere.h5",), "no bundle there"),
                             ((case.BUNDLE, "--hf-overrides", '{"num_hidden_layers": 4}'), "num_layers")):

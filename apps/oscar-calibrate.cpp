@@ -74,7 +74,8 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--recall", arguments.recall,
                   "Let the second half of every second sequence repeat stretches of its first, so "
-                  "that queries look far back; auto: in text, not in ids")
+                  "that queries look far back; auto: in text, not in ids, of sequences that are at "
+                  "least four times as long as the exact windows")
       ->transform(one_of({"auto", "on", "off"}))
       ->capture_default_str()
       ->group(section);

@@ -2,6 +2,7 @@
 import errno
 import hashlib
 import json
+import logging
 import math
 import pathlib
 import struct
@@ -14,9 +15,10 @@ import torch
 from . import programs
 from .errors import BundleError, BundleMismatchError
 from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
-from .rope import inverse_frequencies, yarn_attention_factor
+from .rope import decoder_frequencies, inverse_frequencies, yarn_attention_factor
 from .weights import MATRICES, SAMPLES, VECTORS
 
+LOGGER = logging.getLogger("oscar_int2")
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
 KNOWN_FEATURES = {"key_centres"}
 LEAVES_OUT = "derived"  # feature of files of version 0.1, which do not store all tensors
@@ -188,14 +190,13 @@ class Bundle:
 
     def check_frequencies(self, model):
         """Raises BundleMismatchError if a model of transformers turns keys by other frequencies than the bundle says, where its
-        config states what they are: a version may read less of a config than the model needs."""
+        config states what they are: a version may read less of a config than the model needs. Warns of rounded ones."""
         config = model.config.get_text_config(decoder=True)
         if not self.states_rope(config):
             return
         expected = torch.from_numpy(inverse_frequencies(self.model.rope, self.model.head_dim))
-        for decoder in model.modules():
-            found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
-            if found is None or found.is_meta or not hasattr(decoder, "layers"):
+        for found in decoder_frequencies(model):
+            if found.is_meta:
                 continue
             close = 1e-4 if found.dtype == torch.float32 else 1e-2  # model.half() rounds them
             if found.shape != expected.shape or not torch.allclose(found.double().cpu(), expected, rtol=close, atol=0):
@@ -203,25 +204,33 @@ class Bundle:
                     f"{self.path} is of other positions: this model turns keys by other frequencies ({2 * len(found)} of a "
                     f"head's {self.model.head_dim} dimensions turn here, {2 * len(expected)} in the bundle); calibrate with the "
                     "RoPE that is served, by `python -m oscar_int2 calibrate` if it is that of this transformers")
+        if warning := self.rounded_frequencies(model):
+            LOGGER.warning("oscar_int2: %s", warning)
 
     def rounded_frequencies(self, model):
         """What it costs that a model of transformers turns keys by rounded frequencies, in a sentence; None where they are
         float32, as loading with dtype= leaves them. model.bfloat16() and model.half() round them, and keys turn away from
         the bundle's centers by the rounding error times their position."""
+        config = model.config.get_text_config(decoder=True)
+        most = (self.positions or int(self.model.rope.get("max_positions") or 0)) if self.centers_keys() else 0
+        if not most or not self.states_rope(config):
+            return None
         expected = torch.from_numpy(inverse_frequencies(self.model.rope, self.model.head_dim))
-        most = self.positions or int(self.model.rope.get("max_positions") or 0)
-        for decoder in model.modules():
-            found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
-            if (found is None or found.is_meta or not hasattr(decoder, "layers") or found.dtype == torch.float32
-                    or found.shape != expected.shape):
+        for found in decoder_frequencies(model):
+            if found.is_meta or found.dtype == torch.float32 or found.shape != expected.shape:
                 continue
             off = (found.double().cpu() - expected).abs().max().item()
             if off * most > _RADIANS_OFF:
                 return (f"RoPE's frequencies of this model are rounded to {str(found.dtype).removeprefix('torch.')}, as "
                         f"model.bfloat16() and model.half() leave them: from position {math.ceil(_RADIANS_OFF / off)} on keys "
-                        f"turn by more than {_RADIANS_OFF} radians beside {self.path}'s centers, and are coded worse; load the "
-                        "model with dtype=torch.bfloat16 instead")
+                        f"turn by more than {_RADIANS_OFF} radians beside the centers in {self.path}, which are of exact ones; "
+                        "load the model with dtype=torch.bfloat16 instead")
         return None
+
+    def centers_keys(self):
+        """Whether keys are coded about means or centers, which turn with their positions."""
+        return any(layer.key is not None and (layer.key.mean.any() or layer.key.key_centers is not None)
+                   for layer in self.layers.values())
 
     def states_rope(self, config):
         """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""
@@ -230,10 +239,8 @@ class Bundle:
     def beyond_positions(self, tokens):
         """What it costs to serve so many tokens a request, in sentences; None within the positions that
         the bundle was made for."""
-        centered = any(layer.key is not None and (layer.key.mean.any() or layer.key.key_centers is not None)
-                       for layer in self.layers.values())
         most = int(self.model.rope.get("max_positions") or 0)
-        if centered and self.positions:  # means and centers of keys turn with their positions
+        if self.centers_keys() and self.positions:  # means and centers of keys turn with their positions
             most = min(most or self.positions, self.positions)
         if not most or tokens <= most:
             return None

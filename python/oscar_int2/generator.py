@@ -64,6 +64,7 @@ class Generator:
             bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
             bundle.require_unedited()
             bundle.check_model(model_config(model))
+            bundle.check_frequencies(model)
         self.decoder, self.device = Decoder(model, compile), model.device
         if bundle is not None:
             self.weights = check_weights(bundle, model, {i: block.self_attn for i, block in enumerate(model.model.layers)},

@@ -18,6 +18,14 @@ def turned(rows, parameters, positions):
     return torch.cat((x * cos - y * sin, y * cos + x * sin, rows[..., n:]), -1)
 
 
+def decoder_frequencies(model):
+    """What decoders of a model of transformers turn keys by: the tensors inv_freq, radians a position, of modules with layers."""
+    for module in model.modules():
+        found = getattr(getattr(module, "rotary_emb", None), "inv_freq", None)
+        if found is not None and hasattr(module, "layers"):
+            yield found
+
+
 def inverse_frequencies(parameters, head_dim):
     """float64 [n / 2], radians a position; a pair of a head's first n dimensions turns together: (i, i + n / 2), or
     (2i, 2i + 1) where the parameters say interleaved. n is head_dim, the part of it that partial_rotary_factor says,

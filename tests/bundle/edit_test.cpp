@@ -89,6 +89,17 @@ TEST(Merge, AMetricThatDependsOnTheTextIsWeighedByTokens) {
   EXPECT_EQ(both.statistics[1].o_proj_metric, a.statistics[1].o_proj_metric);
 }
 
+TEST(Merge, WhatWasDoneToTheTextIsSaidOfEveryPart) {
+  Bundle a = sample::statistics_bundle(), b = a;
+  b.corpus.separators = "ids 2";
+  EXPECT_EQ(merge_statistics({a, a}, {"a.h5", "a.h5"}, true).corpus.recall, "");
+  b.corpus.recall = "repeated";
+  const CorpusRecord both = merge_statistics({a, b}, {"a.h5", "b.h5"}, true).corpus;
+  EXPECT_EQ(both.recall, "none; repeated");
+  EXPECT_EQ(both.separators, a.corpus.separators + "; ids 2");
+  EXPECT_EQ(merge_statistics({b, b}, {"b.h5", "b.h5"}, true).corpus.recall, "repeated");
+}
+
 TEST(Merge, PositionsAreThoseThatAllInputsWereFittedFor) {
   Bundle a = sample::statistics_bundle(), b = a;
   b.corpus.tokens_sha256 = "other";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Texts of studies/recall.py: what a row asks for stands in it, and rows are of one length."""
+"""--recall of oscar-calibrate. Texts of studies/recall.py: what a row asks for stands in it, and rows are of one length."""
 import os
 import pathlib
 import random
@@ -12,6 +12,38 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(os.environ["OSCAR_SOURCE"]) / "studies"))
 import recall
+from support.programs import SOURCE, ProgramTest
+
+TINY = SOURCE / "datasets" / "tiny-gqa"
+
+
+class Program(ProgramTest):
+    def ids(self, corpus, length, *options):
+        """Token ids that a run takes, [rows, length]."""
+        out = self.folder / "ids.npy"
+        self.run_ok("oscar-calibrate", TINY, corpus, self.folder / "made.h5", "--device", "cpu", "--sequence-length", length,
+                    "--max-tokens", 4 * length, "--separators", "off", "--statistics-only", "--tokens-out", out, "--force", *options)
+        return np.load(out).reshape(-1, length)
+
+    def said(self):
+        return self.run_ok("oscar-bundle", "inspect", self.folder / "made.h5").stdout
+
+    def test_long_sequences_of_text_repeat_stretches_unless_they_must_not(self):
+        text = TINY / "calibration.jsonl"
+        plain = self.ids(text, 1280, "--recall", "off")
+        self.assertNotIn("recall", self.said())
+        made = self.ids(text, 1280)
+        self.assertIn("recall: the second half of every second sequence", self.said())
+        self.assertTrue((made[::2] == plain[::2]).all() and (made[:, :640] == plain[:, :640]).all())
+        self.assertTrue((made[1::2, 640:] != plain[1::2, 640:]).any(1).all())
+        np.save(self.folder / "given.npy", plain.astype(np.int32))
+        self.assertTrue((self.ids(self.folder / "given.npy", 1280) == plain).all(), "ids stay as they came")
+        self.assertTrue((self.ids(self.folder / "given.npy", 1280, "--recall", "on") == made).all())
+
+    def test_shorter_sequences_stay_as_they_are(self):
+        text = TINY / "calibration.jsonl"
+        self.assertTrue((self.ids(text, 512) == self.ids(text, 512, "--recall", "off")).all())
+        self.assertNotIn("recall", self.said())
 
 
 class Letters:

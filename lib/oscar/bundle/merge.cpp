@@ -131,6 +131,11 @@ void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
   };
   join(total.bos_eos_policy, other.bos_eos_policy);
   join(total.chat_template, other.chat_template);
+  join(total.separators, other.separators);
+  if (total.recall != other.recall) {
+    const auto said = [](const std::string& recall) { return recall.empty() ? "none" : recall; };
+    total.recall = said(total.recall) + "; " + said(other.recall);
+  }
 }
 
 }  // namespace

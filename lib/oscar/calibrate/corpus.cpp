@@ -180,7 +180,8 @@ TokenSequences make_sequences(const CalibrateOptions& options, int sequence_leng
   const std::vector<int32_t> separators = separator_tokens(checkpoint);
   using enum CalibrateOptions::Change;
   const CacheFormat& cache = options.quantizer;
-  const bool long_enough = sequence_length >= 4 * (cache.sink_tokens + cache.recent_tokens);
+  const bool long_enough =
+      sequence_length >= kRecallWindows * (cache.sink_tokens + cache.recent_tokens);
   corpus.recall = options.recall == kOn || (options.recall == kAuto && tokenizer && long_enough);
   if (options.separators == kOn || (options.separators == kAuto && tokenizer)) {
     corpus.separators = separators;

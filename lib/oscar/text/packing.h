@@ -54,6 +54,9 @@ std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
 // shorter than 4 kLongestStretch stay as they are. Seeded. Says what was done, for the record;
 // "" where there was nothing to do. (`--recall` of oscar-calibrate.)
 inline constexpr int64_t kShortestStretch = 6, kLongestStretch = 24;
+// By default sequences have at least so many times the tokens of the exact windows: then most of
+// what is repeated stood in the 2-bit history.
+inline constexpr int64_t kRecallWindows = 4;
 std::string repeat_stretches(std::vector<std::vector<int32_t>>& sequences, uint64_t seed);
 
 // Streams of tokens to sequences, and several packed parts to one calibration order.

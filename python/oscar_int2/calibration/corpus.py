@@ -11,7 +11,7 @@ from ..commands.prepare_corpus import files_of, read
 from ..corpora import in_memory, kind_of, rows_of, write_rows
 
 PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h, as are these
-SHORTEST_STRETCH, LONGEST_STRETCH = 6, 24
+SHORTEST_STRETCH, LONGEST_STRETCH, RECALL_WINDOWS = 6, 24, 4
 _log = logging.getLogger("oscar_int2")
 
 
@@ -58,7 +58,7 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
 def with_recall(sequences, sources, recall, sequence_length, format):
     """(sequences, what was repeated) as --recall of oscar-calibrate has them: "auto" repeats stretches of text, not of ids."""
     text = any(source.get("kind") == "text" for source in sources)
-    long_enough = sequence_length >= 4 * (format.sink_tokens + format.recent_tokens)
+    long_enough = sequence_length >= RECALL_WINDOWS * (format.sink_tokens + format.recent_tokens)
     if recall == "on" or (recall == "auto" and text and long_enough):
         return repeat_stretches(sequences)
     return sequences, ""

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from ..bundle import rope_of, stated_by
 from ..errors import UnsupportedError
+from ..rope import decoder_frequencies
 from ..transformers_version import require_version
 from .interface import NAME
 from .layers import text_config
@@ -68,9 +69,8 @@ def require_stated_rope(model):
     config = text_config(model)
     stated, dim = rope_of(config)["partial_rotary_factor"], stated_by(config, "head_dim")
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # towers have RoPE of their own
-    for module in (decoder.modules() if stated and dim and decoder is not None else ()):
-        found = getattr(getattr(module, "rotary_emb", None), "inv_freq", None)
-        if found is not None and hasattr(module, "layers") and 2 * len(found) != int(dim * stated):
+    for found in (decoder_frequencies(decoder) if stated and dim and decoder is not None else ()):
+        if 2 * len(found) != int(dim * stated):
             raise UnsupportedError(
                 f"transformers {transformers.__version__} runs this model with other RoPE than its config says: "
                 f"partial_rotary_factor is {2 * len(found) / dim} here and {stated} in the config. Its activations are not the "

@@ -22,7 +22,8 @@ def main(words):
                         help="let held-back text decide clipping (on); its rows lie beside OUT until that is done")
     parser.add_argument("--recall", choices=("auto", "on", "off"), default="auto",
                         help="let the second half of every second sequence repeat stretches of its first, so that queries "
-                        "look far back; auto: in text, not in ids")
+                        "look far back; auto: in text, not in ids, of sequences that are at least four times as long as the "
+                        "exact windows")
     parser.add_argument("--statistics-only", action="store_true", help="write the sums alone, for oscar-bundle merge or fit")
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_run_options(parser)

@@ -32,7 +32,7 @@ from ..transformers_version import require_version
 from ..weights import check_model as check_weights
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
-from .prompts import LOGGER, check_mode, demote_block_of
+from .prompts import check_mode, demote_block_of
 from .verify import Verification
 
 __all__ = ["OscarCache", "apply", "remove"]
@@ -126,8 +126,6 @@ def _attentions(model, bundle):
                                   f"{kind}; give the model with its head, of the bundle's architecture")
     bundle.check_model(config)
     bundle.check_frequencies(model)
-    if warning := bundle.rounded_frequencies(model):
-        LOGGER.warning("oscar_int2: %s", warning)
     check_served(bundle)
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or getattr(model, "_tp_size", None):

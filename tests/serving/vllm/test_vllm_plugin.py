@@ -543,6 +543,7 @@ class Refusals(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertRegex(out, "8 of 8 layers in 2 bits, 64 requests at a time of up to 1024 tokens; its files are those")
         self.assertIn("tokens; its weights would be random ones", said(case.MODEL, case.BUNDLE, "--load-format", "dummy")[1])
+        self.assertIn("; weights in fp8 are compared by their files alone", said(case.MODEL, case.BUNDLE, "--quantization", "fp8")[1])
         for plugins, served in (("", False), ("lora_filesystem_resolver", False), ("other,oscar_int2", True)):
             with mock.patch.dict(os.environ, VLLM_PLUGINS=plugins):
                 code, _, err = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)

@@ -30,6 +30,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "a
 _OLD_ROLES = {"human", "gpt", "chatgpt", "bot", "function"}  # that templates pass by
 _MARK = "oscarint2message{}mark"  # a word that no template and no message has
 _ROLES_OF_TEMPLATES = {"system", "user", "assistant", "tool"}
+_ASKING = {"system", "developer", "user", "tool"}  # roles whose words are no answer
 # Columns that ask, that stand beside the question, and that answer.
 _ASKED = ("instruction", "question", "query", "problem", "prompt")
 _BESIDE = ("input", "context")
@@ -283,6 +284,13 @@ def _messages(value, what):
     return [_message(message, number) for number, message in enumerate(value, 1)]
 
 
+def _answers(messages):
+    """Whether anybody answers among them: with words, thoughts or a call."""
+    return any(message["role"] not in _ASKING and
+               any(_says(message.get(key)) for key in ("content", "tool_calls", "reasoning_content", "thinking"))
+               for message in messages)
+
+
 def _tools(row):
     tools = _decoded(row.get("tools", row.get("functions")), "tools")
     if not tools:
@@ -349,7 +357,7 @@ def _answered(asked, row):
     if not isinstance(answer, (list, dict)):
         raise BadRow(f"'{key}' is not text")
     answer = _messages(answer if isinstance(answer, list) else [answer], key)
-    if not any(message["role"] == "assistant" for message in answer):
+    if not _answers(answer):
         raise BadRow(f"'{key}' holds no answer")
     if answer[0]["role"] not in ("system", "user"):
         if not any(message["role"] == "user" for message in asked):
@@ -436,7 +444,11 @@ def _read(row):
     """(messages, None) or (None, text) of a row without nulls."""
     for key in filter(row.__contains__, _CONVERSATIONS):
         messages = _under_system(_messages(row[key], key), row)
-        return _answered(messages, row) if messages[-1]["role"] != "assistant" and _answer(row)[0] else messages, None
+        if messages[-1]["role"] != "assistant" and _answer(row)[0]:
+            return _answered(messages, row), None
+        if not _answers(messages):
+            raise BadRow(f"'{key}' holds no answer")
+        return messages, None
     for key in ("prompt", "input"):
         if isinstance(row.get(key), list) and (key == "prompt" or not any(row.get(column) for column in ("text", *_ASKED))):
             asked = _under_system(_messages(row[key], key), row)

@@ -66,9 +66,13 @@ class SeveralBundles(unittest.TestCase):
         methods = report["methods"]
         self.assertEqual(methods["bundle"]["kl"], methods["1.st"]["kl"])
         self.assertEqual(methods["paper"]["summary"], "bundle paper")
-        self.assertEqual(methods["paper"]["kl_difference"]["against"], "paper@k")
+        self.assertEqual({name: m["kl_difference"]["against"] for name, m in methods.items() if "kl_difference" in m},
+                         {name: "bundle" for name in ("1.st", "paper", "paper@k")})
         alone = self.evaluate("--bundle", self.two, "--compare", "bundle")
         self.assertEqual(alone["methods"]["bundle"]["kl"], methods["paper"]["kl"])
+        own = self.evaluate("--bundle", f"1.st={self.one}", "--compare", "1.st,fp8,identity")["methods"]
+        self.assertEqual({name: m.get("kl_difference", {}).get("against") for name, m in own.items()},
+                         {"bf16": None, "1.st": None, "fp8": "1.st", "identity": "1.st"})
         self.assertNotEqual(methods["paper"]["kl"], methods["bundle"]["kl"])
         self.assertEqual(report["bundle"]["file"], "one.h5")
         self.assertEqual({name: b["file"] for name, b in report["bundles"].items()},

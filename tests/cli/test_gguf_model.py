@@ -392,7 +392,7 @@ print(model.generation_config.do_sample, model.generate(torch.arange(2, 42)[None
                     for c in text.read_text().replace("Tw", "T")]
         self.assertEqual(np.load(out).ravel().tolist()[:1024], expected[:1024])
         chat = self.folder / "chat.jsonl"
-        chat.write_text(json.dumps({"messages": [{"role": "user", "content": text.read_text()}]}))
+        chat.write_text(json.dumps({"messages": [{"role": "assistant", "content": text.read_text()}]}))
         command = [model, chat, self.folder / "y.h5", "--sequence-length", "128", "--dry-run", "--quiet"]
         self.refuse("oscar-calibrate", command, "no chat template", "beside the .gguf file")
         (self.folder / "chat_template.jinja").write_text("{{ messages[0].content }}")

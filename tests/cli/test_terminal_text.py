@@ -185,7 +185,7 @@ class TerminalText(ProgramTest):
             lines.write_text(json.dumps({"messages": [{"role": HOSTILE, "content": "a"}]}) + "\n")
             calibrate(lines, 1)
         with self.subTest("template"):
-            lines.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
+            lines.write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}) + "\n")
             (self.model / "chat_template.jinja").write_text("{% " + HOSTILE + " %}")
             code, said = self.on_terminal("oscar-calibrate", self.model, lines, self.out, "--dry-run")
             self.assertEqual(code, 1)

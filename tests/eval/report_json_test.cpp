@@ -1,6 +1,7 @@
 #include "oscar/eval/report_json.h"
 
 #include <gtest/gtest.h>
+#include <optional>
 #include <string>
 
 #include "oscar/eval/estimate.h"
@@ -24,7 +25,8 @@ std::vector<Method> three_methods() {
 }
 
 // Scores of `sequences` of so many predicted tokens; method m loses m tenths of a nat.
-Json report_of(int64_t sequences, int64_t tokens, bool one_text = false) {
+Json report_of(int64_t sequences, int64_t tokens, bool one_text = false,
+               std::optional<size_t> judged = 2) {
   TextResults results{.first_position = 1,
                       .longest = tokens + 1,
                       .measured = std::vector<int64_t>(static_cast<size_t>(sequences), tokens),
@@ -42,7 +44,7 @@ Json report_of(int64_t sequences, int64_t tokens, bool one_text = false) {
   }
   Json report = {{"mode", "decode"}, {"position_offset", 0}};
   describe_methods(three_methods(), report);
-  add_text_results(results, three_methods(), /*seed=*/0, report);
+  add_text_results(results, three_methods(), judged, /*seed=*/0, report);
   return report;
 }
 
@@ -54,6 +56,19 @@ TEST(ReportJson, FewUnitsHaveNoIntervalOfAPairedDifference) {
   EXPECT_NEAR(increase["mean"], 0.1, 0.01);
   const Json& difference = report["methods"]["identity"]["kl_difference"];
   EXPECT_TRUE(difference["low"].is_null() && difference["high"].is_null()) << difference;
+}
+
+TEST(ReportJson, EveryMethodIsSetAgainstTheJudgedOneWhereverItStands) {
+  for (const size_t judged : {1, 2}) {
+    const Json report = report_of(12, 120, false, judged);
+    const char* const names[] = {"bf16", "identity", "bundle"};
+    const Json& other = report["methods"][names[3 - judged]];
+    EXPECT_EQ(other["kl_difference"]["against"], names[judged]);
+    EXPECT_NEAR(other["kl_difference"]["mean"], judged == 1 ? 0.1 : -0.1, 0.01);
+    EXPECT_FALSE(report["methods"][names[judged]].contains("kl_difference"));
+    EXPECT_FALSE(report["methods"]["bf16"].contains("kl_difference"));
+  }
+  EXPECT_EQ(report_of(12, 120, false, {}).dump().find("kl_difference"), std::string::npos);
 }
 
 TEST(ReportJson, TheTableOfOneUnitShowsNoIntervalInMemoryAndThroughAFile) {

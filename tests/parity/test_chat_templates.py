@@ -35,6 +35,7 @@ CALL = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
              "function": {"name": "get_weather", "arguments": {"city": "Köln", "days": 2}}}]},
         {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "{\"sky\": \"grey\"}"},
         {"role": "assistant", "content": "Grey.", "reasoning_content": "The tool says so."}]
+SAY = {"role": "assistant", "content": "r"}
 THOUGHT = [{"role": "user", "content": "1 + 1?"},
            {"role": "assistant", "content": "2", "reasoning_content": "Count."},
            {"role": "user", "content": "And 2 + 2?"},
@@ -101,6 +102,9 @@ class Published(unittest.TestCase):
         parts_only = self.takes_parts_only(template)
         for row, answer in zip(rows, render(template, rows), strict=True):
             messages = row["messages"]
+            if not any(m["role"] == "assistant" and (m["content"].strip() or "tool_calls" in m) for m in messages):
+                self.assertIn("error", answer, f"{name}: {row}")
+                continue
             if parts_only:
                 messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
             more = {"tools": row.get("tools"), **row.get("chat_template_kwargs", {})}
@@ -155,13 +159,13 @@ class Forms(unittest.TestCase):
         return answer["error"]
 
     def test_parts_of_text_are_joined_where_the_template_takes_text(self):
-        row = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}
-        self.assertEqual(self.text(self.PLAIN, row), "[user]a\nb")
-        self.assertEqual(self.text(self.STRING_ONLY, row), "[user]a\nb")
-        self.assertEqual(self.text(self.PARTS_ONLY, row), "[user]ab")
-        text = {"messages": [{"role": "user", "content": "ab"}]}
-        self.assertEqual(self.text(self.PARTS_ONLY, text), "[user]ab")
-        image = {"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}]}
+        row = {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}
+        self.assertEqual(self.text(self.PLAIN, row), "[assistant]a\nb")
+        self.assertEqual(self.text(self.STRING_ONLY, row), "[assistant]a\nb")
+        self.assertEqual(self.text(self.PARTS_ONLY, row), "[assistant]ab")
+        text = {"messages": [{"role": "assistant", "content": "ab"}]}
+        self.assertEqual(self.text(self.PARTS_ONLY, text), "[assistant]ab")
+        image = {"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}, SAY]}
         self.assertIn("a part that is no text (image)", self.error(self.PARTS_ONLY, image))
 
     def test_arguments_as_json_text_become_objects(self):
@@ -174,7 +178,7 @@ class Forms(unittest.TestCase):
         self.assertIn("the arguments of a tool call are no JSON", self.error(self.CALLS, row))
 
     def test_null_columns_count_as_absent(self):
-        messages = [{"role": "user", "content": "q", "tool_calls": None, "name": None}]
+        messages = [{"role": "assistant", "content": "q", "tool_calls": None, "name": None}]
         strict = "{% for m in messages %}{% if m.tool_calls is defined %}calls{% endif %}{{ m.content }}{% endfor %}"
         self.assertEqual(self.text(strict, {"text": None, "messages": messages, "tools": None}), "q")
         self.assertEqual(render("", [{"text": "t", "messages": None, "prompt": None}])[0]["text"], "t")
@@ -245,7 +249,13 @@ class Forms(unittest.TestCase):
                 ({"question": "q", "choices": ["a", "b"], "answer": "b"}, "'choices' beside a question"),
                 ({"prompt": [ask]}, "'prompt' needs 'completion'"), ({"prompt": "q", "rejected": "r"}, "'prompt' needs 'completion'"),
                 ({"prompt": [ask], "chosen": [{"role": "user", "content": "another"}, say]}, "begins otherwise"),
-                ({"prompt": [ask], "completion": [ask]}, "holds no answer"), ({"chosen": [say]}, "no question"),
+                ({"prompt": [ask], "completion": [ask]}, "'completion' holds no answer"),
+                ({"prompt": [ask], "completion": [{"role": "assistant", "content": " "}]}, "'completion' holds no answer"),
+                ({"messages": [ask]}, "'messages' holds no answer"),
+                ({"messages": [ask, {"role": "assistant", "content": ""}]}, "'messages' holds no answer"),
+                ({"messages": [{"role": "system", "content": "s"}, ask, {"role": "tool", "content": "r"}]}, "holds no answer"),
+                ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "\n"}]}, "'conversations' holds no answer"),
+                ({"chosen": [say]}, "no question"),
                 ({"title": "t", "chosen": "r"}, "'text' or 'content'; the row has 'title', 'chosen'"),
                 ({"input": "t", "target": "r"}, "no answer: none of 'output', 'response', 'completion', 'chosen', 'solution', 'answer'; "
                                                 "the row has 'input', 'target'"),
@@ -274,7 +284,7 @@ class Forms(unittest.TestCase):
 
     def test_tools_name_their_template_and_may_be_text(self):
         texts = {"default": "no tools", "tool_use": "{{ tools | map(attribute='function.name') | join(' ') }}"}
-        messages = [{"role": "user", "content": "q"}]
+        messages = [SAY]
         for column in ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [TOOLS[0]["function"]]}):
             self.assertEqual(self.text(texts, {"messages": messages, **column}), "get_weather")
         self.assertEqual(self.text(texts, {"messages": messages, "tools": []}), "no tools")
@@ -284,14 +294,14 @@ class Forms(unittest.TestCase):
                     "{% endgeneration %}\n{% if true %}\n  {{ {'b': 'é<', 'a': 1} | tojson }}\n{% endif %}"
                     "{{ strftime_now('%d %b %Y') }}{{ bos_token }}{{ nothing }}")
         day = ENVIRONMENT | {"SOURCE_DATE_EPOCH": "1700000000"}
-        self.assertEqual(self.text(template, {"messages": [{"role": "user", "content": "q"}]}, environment=day),
+        self.assertEqual(self.text(template, {"messages": [SAY]}, environment=day),
                          '01  {"b": "é<", "a": 1}\n14 Nov 2023<bos>')
 
     def test_templates_are_kept_in_their_sandbox(self):
         for template in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}",
                          "{{ cycler.__init__.__globals__.os.getcwd() }}", "{% for a in range(10 ** 9) %}{% endfor %}",
                          "{{ 'a' * 10 ** 12 }}", "{% include '/etc/passwd' %}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):
-            self.assertIn("chat template", self.error(template, {"messages": [{"role": "user", "content": "q"}]}))
+            self.assertIn("chat template", self.error(template, {"messages": [SAY]}))
 
     def test_bad_rows_are_named_and_the_others_are_read(self):
         lines = [b"\xef\xbb\xbf" + b'{"text": "first"}', b"", b"{", b"[1]", b'{"title": 1}', b'{"prompt": "a"}',
@@ -360,7 +370,7 @@ class Forms(unittest.TestCase):
             for package in ("pyarrow", "zstandard", "jinja2"):
                 pathlib.Path(folder, f"{package}.py").write_text("raise ImportError")
             blocked = ENVIRONMENT | {"PYTHONPATH": f"{folder}:{ENVIRONMENT['PYTHONPATH']}"}
-            chat = b'{"messages": [{"role": "user", "content": "q"}]}'
+            chat = b'{"messages": [{"role": "assistant", "content": "r"}]}'
             said = [(package, self.fatal(name, chat, blocked, {"default": "x"})) for name, package in (
                 ("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard"), ("a.jsonl", "jinja2"))]
             self.assertEqual(render("x", [{"text": "a"}], environment=blocked)[0]["text"], "a")
@@ -376,10 +386,10 @@ class Forms(unittest.TestCase):
         except ImportError as error:
             self.skipTest(f"{error.name} is not installed")
         import io
-        rows = [{"messages": [{"role": "user", "content": "q"}], "text": None}, {"messages": None, "text": "t"}]
+        rows = [{"messages": [SAY], "text": None}, {"messages": None, "text": "t"}]
         file = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-        self.assertEqual([a["text"] for a in render(self.PLAIN, [], "a.parquet", packed=file.getvalue())], ["[user]q", "t"])
+        self.assertEqual([a["text"] for a in render(self.PLAIN, [], "a.parquet", packed=file.getvalue())], ["[assistant]r", "t"])
         lines = zstandard.compress(b'{"text": "a"}\n{"text": "b"}')
         self.assertEqual([a["text"] for a in render({}, [], "a.jsonl.zst", packed=lines)], ["a", "b"])
 

@@ -157,7 +157,7 @@ TEST(Corpus, ConversationsAreRenderedByTheModelsTemplate) {
 TEST(Corpus, ChatsWithoutATemplateAreRefusedWithTheWayOut) {
   const Fixture s;
   const std::string path =
-      s.folder.write("a.jsonl", R"({"messages": [{"role": "user", "content": "q"}]})");
+      s.folder.write("a.jsonl", R"({"messages": [{"role": "assistant", "content": "r"}]})");
   const std::string said = error_of([&] { s.load(path); });
   for (const char* word : {"a.jsonl", "line 1", "no chat template", "chat_template.jinja"}) {
     EXPECT_TRUE(contains(said, word)) << said;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <optional>
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
@@ -14,6 +15,8 @@
 #include "oscar/eval/evaluation_cost.h"
 #include "oscar/eval/layer_errors.h"
 #include "oscar/eval/needles.h"
+#include "oscar/eval/report/report_data.h"
+#include "oscar/eval/report/verdict.h"
 #include "oscar/eval/report_json.h"
 #include "oscar/eval/session.h"
 #include "oscar/eval/text_task.h"
@@ -265,17 +268,27 @@ Json counted_part(const EvaluateOptions& options, const Work& work, const Evalua
   return part;
 }
 
+// What the report is about (verdict.h): its row among `methods`.
+std::optional<size_t> judged_method(const Json& report, const std::vector<Method>& methods) {
+  const ReportData data = read_report(report);
+  const MethodFigures* const judged = judged_method(data);
+  if (!judged) return {};
+  const auto found = std::ranges::find(methods, judged->name, &Method::name);
+  return static_cast<size_t>(found - methods.begin());
+}
+
 // Adds what has been counted to `report`; whether there was anything. Parts with too little to say
 // anything, and answers that not every method has generated, stay out.
 bool add_figures(const EvaluateOptions& options, const Work& work, const EvaluationState& state,
                  const RowFindings& rows, Json& report) {
   bool any = false;
+  const std::optional<size_t> judged = judged_method(report, work.methods);
   const auto add_text = [&](const TextTask& task, const TextState& counted,
                             const std::vector<LayerErrorSums>& errors, Json& to) {
     if (counted_tokens(counted) < kFewestTokens) return false;
     TextResults results = text_results(task, counted);
     results.one_text = options.stride > 0;
-    add_text_results(results, work.methods, options.seed, to);
+    add_text_results(results, work.methods, judged, options.seed, to);
     if (options.keep_units) add_unit_results(results, work.methods, to);
     if (!errors.empty()) add_layer_errors(errors, work.methods, to);
     return any = true;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "oscar/base/strings.h"
 #include "oscar/cache/codec.h"
@@ -211,8 +212,8 @@ std::vector<int32_t> units_of(const TextResults& results) {
 
 }  // namespace
 
-void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
-                      Json& report) {
+void add_text_results(const TextResults& results, const std::vector<Method>& methods,
+                      std::optional<size_t> judged, uint64_t seed, Json& report) {
   const auto units = units_of(results);
   const TokenScores& reference = results.scores[0];
   report["tokens"] = units.size();
@@ -246,10 +247,10 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
     json["top1"] = to_json(estimate(scores.agrees, units));
     if (bins > 1) json["kl"]["by_position"] = means_by_position(scores.kl, results, bins);
     add_output_errors(results.output_errors[m], m > 0, json);
-    // Against the last method of the list, usually the bundle.
-    if (m > 0 && m + 1 < methods.size()) {
-      Json difference = to_json(paired_bootstrap(scores.kl, results.scores.back().kl, units, seed));
-      difference["against"] = methods.back().name;
+    if (m > 0 && judged && m != *judged) {
+      Json difference =
+          to_json(paired_bootstrap(scores.kl, results.scores[*judged].kl, units, seed));
+      difference["against"] = methods[*judged].name;
       json["kl_difference"] = std::move(difference);
     }
   }

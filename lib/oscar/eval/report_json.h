@@ -1,6 +1,7 @@
 // The report as JSON and as a table.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "oscar/base/json.h"
@@ -30,8 +31,9 @@ struct NeedleResults {
 
 // Starts report["methods"]. methods[0] is the reference.
 void describe_methods(const std::vector<Method>& methods, Json& report);
-void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
-                      Json& report);
+// `judged`: the method whose KL is set against that of each other one, if there is one.
+void add_text_results(const TextResults& results, const std::vector<Method>& methods,
+                      std::optional<size_t> judged, uint64_t seed, Json& report);
 // KL and NLL of every method in each resampling unit, for comparisons that the report leaves out.
 void add_unit_results(const TextResults& results, const std::vector<Method>& methods, Json& report);
 void add_needle_results(const NeedleResults& results, const std::vector<Method>& methods,

@@ -6,15 +6,17 @@ QUERY_BLOCK = 256      # queries at once, and
 MASK_ENTRIES = 1 << 24  #   entries of their mask: bounds of memory
 
 
-def attend_behind(q, k, v, out, sm_scale):
+def attend_behind(q, k, v, out, sm_scale, lse=None):
     """The last len(q) of len(k) tokens over themselves and all before them: q and out [new, Hq, d],
-    k and v [tokens, Hkv, d]; query head h reads KV head h / (Hq / Hkv). Writes `out`."""
+    k and v [tokens, Hkv, d]; query head h reads KV head h / (Hq / Hkv). Writes `out`, and on a CPU the logsumexp of
+    each query's logits into `lse`, float32 [new, Hq], if it is given."""
     new, before = len(q), len(k) - len(q)
     for first in range(0, new, QUERY_BLOCK):
         end = min(first + QUERY_BLOCK, new)
         seen = torch.ones(end - first, before + end, dtype=torch.bool, device=q.device)
-        out[first:end] = _attend(q[first:end], k[:before + end], v[:before + end],
-                                 seen.tril(before + first), sm_scale)
+        rows = slice(first, end)
+        out[rows] = _attend(q[rows], k[:before + end], v[:before + end], seen.tril(before + first), sm_scale,
+                            None if lse is None else lse[rows])
 
 
 def attend_as_steps(q, exact, int2, out, format, sm_scale):
@@ -45,14 +47,26 @@ def attend_as_steps(q, exact, int2, out, format, sm_scale):
         out[first:end] = _attend(q[first:end], k, v, seen, sm_scale)
 
 
-def _attend(q, k, v, seen, sm_scale):
+def weigh_by_sinks(out, lse, scores):
+    """Attention without a sink becomes that with one: a further score in a query's softmax, which has no value (gpt-oss).
+    out [rows, Hq, d], float32 lse [rows, Hq] of the query's logits and scores, which lse broadcasts with. In place."""
+    return out.mul_(torch.sigmoid(lse - scores)[..., None])
+
+
+def _attend(q, k, v, seen, sm_scale, lse=None):
     """q [new, Hq, d] over those of k and v [tokens, Hkv, d] that bool seen [new, tokens] says."""
     new, heads, d = q.shape
     kv_heads = k.shape[1]
     # The query heads of a group are further queries of its KV head: every kernel takes that.
     queries = q.view(new, kv_heads, -1, d).permute(1, 2, 0, 3)
     group = queries.shape[1]
-    rows = (x.transpose(0, 1)[None] for x in (k, v))
-    o = F.scaled_dot_product_attention(queries.reshape(1, kv_heads, -1, d), *rows,
-                                       attn_mask=seen.repeat(group, 1), scale=sm_scale)
+    queries = queries.reshape(1, kv_heads, -1, d)
+    rows = [x.transpose(0, 1)[None] for x in (k, v)]
+    seen = seen.repeat(group, 1)
+    if lse is None:
+        o = F.scaled_dot_product_attention(queries, *rows, attn_mask=seen, scale=sm_scale)
+    else:
+        bias = torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+        o, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, *rows, attn_mask=bias, scale=sm_scale)
+        lse.copy_(sums.view(kv_heads, group, new).permute(2, 0, 1).reshape(new, heads))
     return o.view(kv_heads, group, new, d).permute(2, 0, 1, 3).reshape(new, heads, d)

@@ -92,14 +92,15 @@ class _Pages:
             first_position=tables.first_position, max_new_rows=tables.max_new_rows,
             max_new_history=tables.max_new_history, read_history=read)
 
-    def attend(self, pages, tables, q, sm_scale=None, workspace=None):
+    def attend(self, pages, tables, q, sm_scale=None, workspace=None, lse=None):
         """q [batch, q_len, Hq, d], the newest q_len <= 4 tokens of each request, over all its rows.
 
-        Returns bf16 of the same shape, in the cache's basis. `workspace`: that of workspace()."""
+        Returns bf16 of the same shape, in the cache's basis. `workspace`: that of workspace(). `lse`: float32
+        [batch, q_len, Hq], takes the logsumexp of each query's logits there."""
         out = torch.empty_like(q)
         ops.decode_attention_out(
             q, self.recipe, self.numbers, pages.pool, tables.block_table, tables.new_history, pages.window_k,
-            pages.window_v, tables.seq_lens, out, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
+            pages.window_v, tables.seq_lens, out, lse, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
             window_slot=tables.window_slot, workspace=workspace,
             first_position=tables.first_position)
         return out
@@ -154,6 +155,7 @@ class LayerCodec(_Pages):
         if self.key_centers is not None:
             self.key_centers = self.key_centers[:, heads].contiguous().to(device)
         self.recipe = [*self._tensors(layer.key, heads), *self._tensors(layer.value, heads)]
+        self.key_mean = layer.key.mean[heads].float().to(self.device) if layer.key.mean.any() else None
 
     def _tensors(self, side, heads):
         corrected = side.scale_correction[heads].any()
@@ -180,6 +182,14 @@ class LayerCodec(_Pages):
     def transform_kv(self, k, v):
         """The same without queries."""
         return self.transform_qkv(k, k, v)[1:]
+
+    def centered_logits(self, q):
+        """By how much the logits of queries bf16 [rows, Hq, d], in the model's basis, are larger than in the cache's, where
+        keys are centered: float32 [rows, Hq], or 0. Alike for all keys, which softmax ignores, but not a sink."""
+        if self.key_mean is None:
+            return 0
+        q = q.float().view(len(q), self.num_kv_heads, -1, self.head_dim)
+        return torch.einsum("nhgd,hd->nhg", q, self.key_mean).flatten(1) * self.sm_scale
 
     def transform_output(self, o, out=None):
         """Attention's output bf16 [rows, Hq, d] back into the model's basis; into `out`, if given."""

@@ -146,7 +146,7 @@ def quantized(side, x, rule):
     return exact, rounded
 
 
-def attention(module, query, key, value, attention_mask, scaling, **unused):
+def attention(module, query, key, value, attention_mask, scaling, s_aux=None, **unused):
     rule = module.config.int2_rule
     layer = rule.layers[module.layer_idx]
     groups, tokens = query.shape[1] // key.shape[1], query.shape[2]
@@ -163,12 +163,19 @@ def attention(module, query, key, value, attention_mask, scaling, **unused):
         old = is_int2(rule, tokens)
     (k, k2), (v, v2) = [[t.repeat_interleave(groups, 1) for t in pair] for pair in sides]
     scores = torch.where(old, q @ k2.transpose(2, 3), q @ k.transpose(2, 3)) * scaling
-    p = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if s_aux is not None:  # of each head a score without a value
+        sink = s_aux.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        if layer is not None:  # scores are of centered keys, all of them less by this
+            mean = layer[0].mean.repeat_interleave(groups, 0)
+            sink = sink - scaling * torch.einsum("bhnd,hd->bhn", query, mean)[..., None]
+        scores = torch.cat((scores, sink), -1)
+    p = scores.softmax(-1)[..., :tokens]
     out = (p * old) @ v2 + (p * ~old) @ v
     if layer is not None:
         back = layer[1].partner.repeat_interleave(groups, 0)
         out = torch.einsum("bhnd,hde->bhne", out, back)
-        out = out + layer[1].mean.repeat_interleave(groups, 0)[None, :, None]
+        out = out + p.sum(-1, keepdim=True) * layer[1].mean.repeat_interleave(groups, 0)[None, :, None]
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -26,6 +26,7 @@ from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, Att
 from vllm.v1.attention.backends import fa_utils
 
 from .._library import PAGE_TOKENS
+from ..attention import weigh_by_sinks
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
@@ -62,6 +63,11 @@ class OscarBackend(adapter.CacheShape, AttentionBackend):
     @override
     def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list:
         return [PAGE_TOKENS]
+
+    @classmethod
+    @override
+    def supports_sink(cls):
+        return True
 
     @staticmethod
     @override
@@ -270,7 +276,7 @@ class OscarAttention(AttentionImpl):
 
     def __init__(self, num_heads, head_size, scale, num_kv_heads=None, alibi_slopes=None,
                  sliding_window=None, kv_cache_dtype="auto", logits_soft_cap=None,
-                 attn_type="decoder", kv_sharing_target_layer_name=None, **others):
+                 attn_type="decoder", kv_sharing_target_layer_name=None, sinks=None, **others):
         config = get_current_vllm_config()
         settings.check(config)
         check_layer(
@@ -287,11 +293,14 @@ class OscarAttention(AttentionImpl):
         prefixes = config.cache_config.enable_prefix_caching
         self.scratch_tokens = config.model_config.max_model_len if chunked or prefixes else 0
         self.fa_version, self.scratch = None, None
+        self.sinks = sinks  # [Hq]: of each head a score without a value, a parameter of the model; None: there is none
         self.kept = {}  # by place: a sink in host memory, bf16 [2, Hkv, sink tokens, d]
         self.codec, self.loaded = None, None  # weights.Loaded, of all layers
         self.drafts = settings.drafts(config)
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
+            if sinks is not None and self.fa_version is None:
+                raise UnsupportedError("the INT2 cache does not serve attention sinks where vLLM has no FlashAttention")
 
     @override
     def process_weights_after_loading(self, act_dtype):
@@ -372,17 +381,24 @@ class OscarAttention(AttentionImpl):
             q = q.index_select(0, step.pick)
         q = q.view(step.requests, step.queries, *q.shape[1:])
         parts = q.split(MOST_QUERIES, 1) if len(step.ends) > 1 else [q]
-        o = [self.codec.attend(pages, tables, part.contiguous(), workspace=workspace)
-             for tables, part in zip(step.ends, parts)]
-        o = (torch.cat(o, 1) if len(o) > 1 else o[0]).flatten(0, 1)
-        self.codec.transform_output(o if step.place is None else o.index_select(0, step.place), out=out)
+        sums = [self._sums(*part.shape[:2]) for part in parts]
+        o = [self.codec.attend(pages, tables, part.contiguous(), workspace=workspace, lse=lse)
+             for tables, part, lse in zip(step.ends, parts, sums)]
+        # In the order of `out`.
+        o, sums = (None if x[0] is None else (torch.cat(x, 1) if len(x) > 1 else x[0]).flatten(0, 1) for x in (o, sums))
+        if step.place is not None:
+            o, sums = (x if x is None else x.index_select(0, step.place) for x in (o, sums))
+        self.codec.transform_output(o, out=out)
+        self._add_sinks(out, sums, query, True)
 
     def _read_prompts(self, pages, q, k, v, metadata, out):
         """Attention of prompts, then their rows into the cache."""
         tables, prompts = metadata.appended, metadata.prompts
         for begun in prompts.begun:
             raw_q, raw_k, raw_v, raw_out = (x[begun.rows] for x in (q, k, v, out))
-            self._attend(raw_q, raw_k, raw_v, raw_out, begun.packed, begun.packed)
+            sums = self._attend(raw_q, raw_k, raw_v, raw_out, begun.packed, begun.packed)
+            self._add_sinks(raw_out, sums, raw_q, False)
+        raw_q = q
         if prompts.chunks:
             q, k, v = self.codec.transform_qkv(q, k, v)
         else:
@@ -397,9 +413,25 @@ class OscarAttention(AttentionImpl):
             all_k[chunk.old_len:] = k[chunk.rows]
             all_v[chunk.old_len:] = v[chunk.rows]
             o = torch.empty_like(q[chunk.rows])
-            self._attend(q[chunk.rows], all_k, all_v, o, chunk.queries, chunk.keys)
+            sums = self._attend(q[chunk.rows], all_k, all_v, o, chunk.queries, chunk.keys)
             self.codec.transform_output(o, out=out[chunk.rows])
+            self._add_sinks(out[chunk.rows], sums, raw_q[chunk.rows], True)
         self.codec.append(pages, tables, k, v)
 
     def _attend(self, q, k, v, out, queries, keys):
-        causal_attention(q, k, v, out, queries, keys, self.scale, self.fa_version)
+        """Attention without sinks; returns the logsumexp of each query's logits where there are some."""
+        sums = self._sums(len(q))
+        causal_attention(q, k, v, out, queries, keys, self.scale, self.fa_version, sums)
+        return sums
+
+    def _sums(self, *rows):
+        """Memory for the logsumexp of these queries; None where nobody asks for it."""
+        if self.sinks is None:
+            return None
+        return torch.empty(*rows, self.num_heads, dtype=torch.float32, device=self.sinks.device)
+
+    def _add_sinks(self, out, sums, query, centered):
+        """Of queries [rows, Hq, d] as the model made them, their output, and the logsumexp of their logits over keys as
+        the cache has them, `centered`, or as the model made them."""
+        if self.sinks is not None:
+            weigh_by_sinks(out, sums, self.sinks.float() - (self.codec.centered_logits(query) if centered else 0))

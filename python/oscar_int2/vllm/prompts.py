@@ -82,9 +82,10 @@ def sort_prompts(format, slots, starts, lengths, shared):
     return Prompts(chunks, begun, grown)
 
 
-def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
+def causal_attention(q, k, v, out, queries, keys, scale, fa_version, lse=None):
     """Of each sequence, its last query sees all its keys: q and out [queries, Hq, d], k and v
-    [keys, Hkv, d]. `fa_version`: that of vLLM's FlashAttention; None: there is none."""
+    [keys, Hkv, d]. `fa_version`: that of vLLM's FlashAttention; None: there is none. `lse`: float32 [queries, Hq], takes
+    the logsumexp of each query's logits."""
     if fa_version is not None:
         if len(keys.starts) > 2:  # it reads values of the next sequence, at probability 0: NaN would stay NaN
             v = torch.nan_to_num(v)
@@ -92,11 +93,14 @@ def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
             from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
         else:
             flash_attn_varlen_func = fa_utils.flash_attn_varlen_func
-        flash_attn_varlen_func(
+        found = flash_attn_varlen_func(
             q=q, k=k, v=v, out=out, cu_seqlens_q=queries.indptr, cu_seqlens_k=keys.indptr,
             max_seqlen_q=queries.longest, max_seqlen_k=keys.longest, softmax_scale=scale,
-            causal=True, fa_version=fa_version)
+            causal=True, fa_version=fa_version, return_softmax_lse=lse is not None)
+        if lse is not None:
+            lse.copy_(found[1].T)
         return
     pairs = zip(queries.starts, queries.starts[1:], keys.starts, keys.starts[1:])
     for first, end, first_key, end_key in pairs:
-        attend_behind(q[first:end], k[first_key:end_key], v[first_key:end_key], out[first:end], scale)
+        attend_behind(q[first:end], k[first_key:end_key], v[first_key:end_key], out[first:end], scale,
+                      None if lse is None else lse[first:end])

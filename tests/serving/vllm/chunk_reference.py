@@ -56,8 +56,11 @@ class Recorder:
             keys, values = keys[:end].clone(), values[:end].clone()
             past = slice(codec.format.sink_tokens, codec.format.sink_tokens + history)
             keys[past], values[past] = (rows[:history].double() for rows in int2)
-            o, weighed = attention((q if raw else turned[0])[begin:end].double(), keys, values,
-                                   codec.sm_scale)
+            sinks = self.impl.sinks
+            if sinks is not None:
+                sinks = sinks.double() - (0 if raw else self._centered(codec, q[begin:end]))
+            o, weighed, share = attention((q if raw else turned[0])[begin:end].double(), keys, values,
+                                          codec.sm_scale, sinks)
             if not raw:
                 shared = o.shape[1] // values.shape[1]
                 named = dict(zip(ops.recipe_names().split(), codec.recipe[len(codec.recipe) // 2:]))
@@ -66,12 +69,22 @@ class Recorder:
                 weighed = weighed * torch.linalg.matrix_norm(back, 2)
                 if named["mean"].numel():
                     mean = named["mean"].double()
-                    o += mean.repeat_interleave(shared, 0)
+                    o += share[..., None] * mean.repeat_interleave(shared, 0)
                     weighed = weighed + mean.norm(dim=-1).repeat_interleave(shared)
             error = (out[begin:end].double() - o).norm(dim=-1) / weighed
             worst, reading = max(worst, error.max().item()), reading + (history > 0)
             begin = end
         return reading, worst
+
+    @staticmethod
+    def _centered(codec, q):
+        """What logits of queries lose where the mean of keys is subtracted: float64 [rows, heads]."""
+        named = dict(zip(ops_names(), codec.recipe[:len(codec.recipe) // 2]))
+        mean = named["mean"].double()
+        if not mean.numel():
+            return 0
+        mean = mean.repeat_interleave(q.shape[1] // len(mean), 0)
+        return (q.double() * mean).sum(-1) * codec.sm_scale
 
     def _int2_rows(self, codec, k, v):
         """INT2 rows bf16 [history, Hkv, d] of keys and values, from one append of all of them."""
@@ -97,15 +110,22 @@ class Recorder:
         return found[0]
 
 
-def attention(q, k, v, scale):
-    """Of the last len(q) tokens of [tokens, heads, d], causal, in float64: the output, and
-    sum_j p_j |v_j| of each row."""
+def ops_names():
+    from oscar_int2 import ops
+    return ops.recipe_names().split()
+
+
+def attention(q, k, v, scale, sinks=None):
+    """Of the last len(q) tokens of [tokens, heads, d], causal, in float64: the output, sum_j p_j |v_j| and sum_j p_j of
+    each row. `sinks` [heads] or [rows, heads]: a further score, without a value."""
     shared = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q, k) * scale
     before = len(k) - len(q)
     later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(before + 1)
     logits.masked_fill_(later, -torch.inf)
-    weights = logits.softmax(-1)
-    return (torch.einsum("hqk,khd->qhd", weights, v),
-            torch.einsum("hqk,kh->qh", weights, v.norm(dim=-1)))
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.expand(len(q), -1).T[..., None]), -1)
+    weights = logits.softmax(-1)[..., :len(k)]
+    return (torch.einsum("hqk,khd->qhd", weights, v), torch.einsum("hqk,kh->qh", weights, v.norm(dim=-1)),
+            weights.sum(-1).T)

@@ -33,13 +33,20 @@ KEYS = {
     "llama": {}, "qwen2": dict(hidden_size=4 * HEAD_DIM), "qwen3": {}, "mistral": dict(sliding_window=None),
     "qwen3_moe": dict(EXPERTS, num_experts=2),
     "glm4_moe": dict(EXPERTS, n_routed_experts=2),
+    "minimax_m2": dict(num_experts_per_tok=2, num_local_experts=2, rotary_dim=HEAD_DIM // 2, scoring_func="sigmoid",
+                       use_routing_bias=True, intermediate_size=64),
+    "hy_v3": dict(EXPERTS, num_experts=2, expert_hidden_dim=32),
     "gemma3": dict(sliding_window=40),  # in two blocks of 32 tokens
+    "gpt_oss": dict(sliding_window=40, num_local_experts=2, intermediate_size=64, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=POSITIONS // 4, truncate=False,
+        beta_fast=32.0, beta_slow=1.0)),
     "qwen3_next": dict(GATED_DELTA, **EXPERTS, num_experts=2, shared_expert_intermediate_size=32,
                        rope_parameters=HALF_TURNS),
     "qwen3_5 whole": dict(GATED_DELTA, rope_parameters=dict(
         HALF_TURNS, mrope_section=[HEAD_DIM // 8, HEAD_DIM // 16, HEAD_DIM // 16], mrope_interleaved=True)),
 }
-MIXED = ("gemma3", "qwen3_next", "qwen3_5 whole")  # some layers hold no 2-bit rows
+MIXED = ("gemma3", "gpt_oss", "qwen3_next", "qwen3_5 whole")  # some layers hold no 2-bit rows
+ROUTED_IN_FLOAT32 = ("minimax_m2", "hy_v3")
 KEYS = {name: {**SHAPE, **keys} for name, keys in KEYS.items()}
 
 
@@ -62,6 +69,28 @@ def without_torchvision():
         module.__path__, module.__spec__ = [], importlib.machinery.ModuleSpec(name, None)
 
 
+@contextlib.contextmanager
+def complete_cpu_engine():
+    """vLLM 0.26's CPU engine with what routers of experts need: it lacks sigmoid scores without groups (MiniMax-M2), and
+    its oneDNN product writes past the end of float32 ones (Hy3, MiniMax-M2)."""
+    if torch.cuda.is_available():
+        yield
+        return
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+    select = cpu_fused_moe.select_experts
+
+    def in_one_group(*args, **options):
+        if options["scoring_func"] == "sigmoid" and not options["use_grouped_topk"]:
+            options |= dict(use_grouped_topk=True, num_expert_group=1, topk_group=1)
+        return select(*args, **options)
+
+    with mock.patch.object(_custom_ops, "_supports_onednn", False), \
+            mock.patch.object(cpu_fused_moe, "select_experts", in_one_group):
+        yield
+
+
 def random_ids(rows, tokens, seed):
     return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
 
@@ -75,6 +104,12 @@ def sharpened(model):
             elif hasattr(module, "q_norm") and hasattr(module, "o_proj"):
                 module.q_norm.weight.mul_(2).add_(1)  # by which 1 + weight doubles
                 module.o_proj.weight.mul_(8)
+            elif hasattr(module, "sinks"):
+                module.v_proj.weight.mul_(2)
+                module.o_proj.weight.mul_(2)
+            elif hasattr(module, "gate_up_proj_bias"):
+                module.down_proj.mul_(0.03)
+                module.down_proj_bias.mul_(0.03)
     return model
 
 
@@ -161,7 +196,8 @@ def serving(name, recent=256, places=None, keys=(), finish=None, **options):
         without_torchvision()
     if "whole" in name:
         options["language_model_only"] = True
-    with tempfile.TemporaryDirectory() as folder:
+    complete = complete_cpu_engine() if name in ROUTED_IN_FLOAT32 else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, complete:
         family = Family(name, folder, recent, **dict(keys))
         if finish:
             finish(family.folder)

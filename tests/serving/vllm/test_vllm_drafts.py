@@ -243,6 +243,13 @@ class OfWindows(mixed.OneEngine, case.EngineTest):
 
 
 @needs_vllm
+class OfSinks(OfWindows):
+    """gpt-oss: the rows of drafts have their sinks too."""
+
+    name, layers, kept = mixed.AttentionSinks.name, mixed.AttentionSinks.layers, mixed.AttentionSinks.kept
+
+
+@needs_vllm
 class OverlappedEagle(Eagle):
     overlapped = True
 

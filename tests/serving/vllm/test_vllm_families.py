@@ -10,7 +10,7 @@ from draft_case import add_mtp_layer
 from vllm_case import needs_vllm
 
 RECENT = 32  # a short window makes short prompts enough
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "minimax_m2", "hy_v3")
 
 
 def for_each_family(test):

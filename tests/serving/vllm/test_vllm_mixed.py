@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Models of which some layers hold no 2-bit rows: windows in BF16 (Gemma 3), linear attention (Qwen3.5, Qwen3-Next).
+"""Models of which some layers hold no 2-bit rows: windows in BF16 (Gemma 3), linear attention (Qwen3.5, Qwen3-Next);
+attention sinks (gpt-oss).
 
 Random models. What a layer holds and gives is held against float64, and answers against the definition of the
 cache, which is worked out in float32 without the plugin."""
@@ -498,6 +499,59 @@ class Windows(MixedTraffic, Sharing, case.EngineTest):
 
     def test_logits_have_the_models_scale(self):
         self.assertEqual({layer.codec.sm_scale for layer in self.engine.builder.layers}, {20**-0.5})
+
+
+@needs_vllm
+class AttentionSinks(Sharing, case.EngineTest):
+    """gpt-oss: scores without a value in every head, a window of 40 tokens in every other layer, experts."""
+
+    name, layers, kept, page, block = "gpt_oss", Windows.layers, Windows.kept, Windows.page, Windows.block
+    options = Windows.options
+
+    def test_sinks_that_are_left_out_would_be_seen(self):
+        engine, impl = self.engine, self.engine.builder.layers[0]
+        self.assertEqual(tuple(impl.sinks.shape), (impl.num_heads,))
+        with mock.patch.object(impl, "_add_sinks", lambda *_: None), \
+                self.assertRaisesRegex(AssertionError, "an output row is"):
+            family.check_attention(engine, self.family.bundle, 0, 1, engine.prompt(0, 640), self.chunk)
+
+    def test_flash_attention_would_be_asked_for_sums_too(self):
+        """As on a GPU: it gives them as [heads, queries]."""
+        from oscar_int2.vllm import prompts
+
+        engine, kinds = self.engine, set()
+
+        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, fa_version,
+                  return_softmax_lse):
+            self.assertTrue(return_softmax_lse)
+            kinds.add(len(k) > len(q))
+            sums = torch.empty(q.shape[:2])
+            packed = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
+            prompts.causal_attention(q, k, v, out, *packed, softmax_scale, None, sums)
+            return out, sums.T.contiguous()
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in ((prompts.fa_utils, "flash_attn_varlen_func", flash),
+                                       *((layer, "fa_version", 3) for layer in engine.builder.layers)):
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            family.check_attention(engine, self.family.bundle, 0, 1, engine.prompt(0, 640), self.chunk)
+        self.assertEqual(kinds, {False, True})
+
+    def test_sinks_count_against_keys_as_the_model_made_them(self):
+        """A bundle centers keys, which lowers all logits of a query but that of a sink, each query's by its own number."""
+        codec, heads = self.engine.builder.layers[0].codec, self.engine.builder.layers[0].num_heads
+        torch.manual_seed(0)
+        q = torch.randn(50, heads, codec.head_dim).bfloat16().to(codec.device)
+        k = (0.1 * torch.randn(50, codec.num_kv_heads, codec.head_dim)).bfloat16().to(codec.device)
+
+        def logits(q, k):
+            k = k.double().repeat_interleave(heads // codec.num_kv_heads, 1)
+            return torch.einsum("qhd,khd->qhk", q.double(), k) * codec.sm_scale
+
+        lowered = codec.centered_logits(q)
+        found = (logits(q, k) - logits(*codec.transform_qkv(q, k, k)[:2]) - lowered[..., None]).abs()
+        self.assertGreater(lowered.abs().mean(), 0.1)
+        self.assertLess(found.mean(), 0.01)
 
 
 @needs_vllm

@@ -239,7 +239,8 @@ class Serving(case.EngineTest):
         engine, calls = self.engine, []
 
         def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                  softmax_scale, causal, fa_version):
+                  softmax_scale, causal, fa_version, return_softmax_lse):
+            self.assertFalse(return_softmax_lse)  # without sinks
             for starts, rows, longest in ((cu_seqlens_q, q, max_seqlen_q),
                                           (cu_seqlens_k, k, max_seqlen_k)):
                 self.assertTrue(starts.is_contiguous() and rows.stride(-1) == 1)

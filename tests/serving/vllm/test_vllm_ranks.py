@@ -93,6 +93,19 @@ class LinearAttention(Ranks):
 
 @needs_vllm
 @unittest.skipIf(DEVICES == 1, "one GPU")
+class AttentionSinks(Ranks):
+    """gpt-oss: each rank has the sinks of its own query heads."""
+
+    name = "gpt_oss"
+    options = {"kv_cache_memory_bytes": 1 << 22}
+
+    def test_two_ranks_have_half_the_sinks_each(self):
+        size, _ = self.compare(1, tensor_parallel_size=2, enable_expert_parallel=True)
+        self.assertEqual({2 * size}, self.sizes[0][0])
+
+
+@needs_vllm
+@unittest.skipIf(DEVICES == 1, "one GPU")
 class DataParallel(Ranks):
     """Qwen3-MoE: two engines, whose ranks meet in every layer of experts."""
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Canonical chunks in vLLM: a request is answered to the bit alike, whatever others have left in the cache."""
+import contextlib
 import os
 import random
 import unittest
 from unittest import mock
 
 import vllm_case as case
+import family_case as family
+import test_vllm_mixed as mixed
 from vllm_case import needs_vllm
 
 CHUNK, RECENT, BLOCK = 192, 256, 64
@@ -101,6 +104,58 @@ class Chunks(case.EngineTest):
             cached, tokens = engine.cached[name], len(finished[name].token_ids)
             self.assertEqual(steps[name], [*chunks_of(len(prompt), cached), *[1] * (tokens - 1)])
             self.same(finished[name], engine.alone_once(prompt, tokens), name)
+
+
+class Beside:
+    """Canonical chunks beside something else: Chunks.test_an_answer_is_the_same_with_and_without_shared_blocks alone."""
+
+    name, options = "", {}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = contextlib.ExitStack()
+        cls.stack.enter_context(mock.patch.dict(os.environ, VLLM_OSCAR_CANONICAL_CHUNKS=str(CHUNK)))
+        options = {"max_num_batched_tokens": NEEDED + 3 * case.MAX_NUM_SEQS, **cls.options}
+        if cls.name:
+            _, cls.engine = cls.stack.enter_context(family.serving(cls.name, **options))
+        else:
+            cls.engine = case.Engine(**options)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.close()
+
+    def answer(self, prompt, tokens):
+        name = self.engine.add(prompt, tokens)
+        return self.engine.run()[name], self.engine.cached[name]
+
+    def test_an_answer_is_the_same_with_and_without_shared_blocks(self):
+        prompt = self.engine.prompt(0, 760)
+        self.engine.forget()
+        cold, cached = self.answer(prompt, 24)
+        self.assertEqual(cached, 0)
+        again, cached = self.answer(prompt, 24)
+        self.assertGreater(cached, 0)
+        self.assertEqual(cached % CHUNK, 0)
+        self.same_to_the_bit(cold, again)
+        longer = prompt[:650] + self.engine.prompt(1, 200)
+        warm, cached = self.answer(longer, 24)
+        self.assertGreater(cached, 0)
+        self.engine.forget()
+        self.same_to_the_bit(warm, self.answer(longer, 24)[0])
+
+    same_to_the_bit = Chunks.same_to_the_bit
+
+
+@needs_vllm
+class OfWindows(Beside, case.EngineTest):
+    name, options = mixed.Windows.name, mixed.Windows.options
+
+
+@needs_vllm
+class OfDrafts(Beside, case.EngineTest):
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
+                                      "prompt_lookup_min": 1}}
 
 
 @needs_vllm

@@ -291,7 +291,8 @@ def _evaluate_in_transformers(model, bundle, corpus, json, progress, force=False
     kl = {"mean": found["kl"], "se": found["kl_se"]}
     file = bundle.path if isinstance(bundle, Bundle) else bundle
     report = {"tokens": found["tokens"], "first_position": found["first_position"],
-              "resampling_units": found["units"], "sequences": found["sequences"], "cautions": found["cautions"],
+              "resampling_units": found["units"], "sequences": found["sequences"],
+              "repeated_share": found["repeated_share"], "cautions": found["cautions"],
               "bundle": {"file": os.path.basename(file), "overlap": found["overlap"], "convergence": found["convergence"]},
               "methods": {
         "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},

@@ -300,7 +300,7 @@ def _problem(bundle, layers, files):
         return str(difference)
     if difference is not None:
         return None if _may_be_of_calibration(bundle, files) else _OtherFiles(
-            f"the weights of q, k, v and o are those of the bundle, but the files in {files} are not those of the "
+            f"the weights of q, k, v and o agree with the bundle's samples, but the files in {files} are not those of the "
             "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
             "a fine-tune anew")
     why = ("the weights are quantized, or not in memory" if _has_samples(bundle) else
@@ -400,8 +400,37 @@ def files_of(model, revision=None):
     return path if any((path / name).is_file() for name in names) else None
 
 
+def problem_of_files(model, revision, tied):
+    """Why a server would load other weights than the calibrated ones, though files_of() names the same files, or none;
+    "": nothing is wrong. `tied`: the model's output matrix is its embedding."""
+    folder = files_of(model, revision)
+    if folder is None or folder.suffix == ".gguf":
+        return ""
+    stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.glob("*.safetensors*")))
+    return _problem_of_stamped(folder, tied, stamps)
+
+
+@functools.lru_cache(maxsize=8)
+def _problem_of_stamped(folder, tied, stamps):
+    try:
+        index, names = folder / "model.safetensors.index.json", set(_stored(folder))
+        if (folder / "model.safetensors").is_file() and index.is_file():
+            others = set(json.loads(index.read_text())["weight_map"].values()) - {"model.safetensors"}
+            if others:
+                return (f"{folder} holds two sets of them. oscar-calibrate and transformers read model.safetensors, vLLM the files "
+                        f"that the index names, {min(others)} first; take away those that are not the model's")
+    except (OSError, KeyError, ValueError) as error:
+        return str(error)
+    if not tied and any(name.endswith("embed_tokens.weight") for name in names) and not any(
+            "lm_head" in name or "output" in name for name in names):
+        return (f"{folder} has no output matrix (lm_head), and config.json does not tie it to the embedding "
+                "(tie_word_embeddings)")
+    return ""
+
+
 def _stored(folder):
-    """{name: (file, its header's end, entry)} of the tensors in a folder's safetensors files."""
+    """{name: (file, its header's end, entry)} of the tensors in a folder's safetensors files. Raises OSError for a file that
+    is not there, ValueError for one that is no whole file of that format."""
     folder = pathlib.Path(folder)
     index = folder / "model.safetensors.index.json"
     shards = ["model.safetensors"]
@@ -410,8 +439,14 @@ def _stored(folder):
     entries = {}
     for shard in shards:
         with open(folder / shard, "rb") as file:
-            size, = struct.unpack("<Q", file.read(8))
+            start, length = file.read(8), (folder / shard).stat().st_size
+            size, = struct.unpack("<Q", start) if len(start) == 8 else (length,)
+            if 8 + size > length:
+                raise ValueError(f"{folder / shard} is no file of safetensors: cut short, or a pointer of Git LFS")
             header = json.loads(file.read(size))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+            if 8 + size + end > length:
+                raise ValueError(f"{folder / shard} is cut short: {length} bytes of {8 + size + end}")
         for name, entry in header.items():
             if name != "__metadata__":
                 entries[name] = (folder / shard, 8 + size, entry)

@@ -55,6 +55,17 @@ class Publish(BackendCase):
                                     "most_tokens": 8, "exact_tokens": 320, "turns": [turn]}))
         return file
 
+    def test_an_evaluation_of_copies_is_refused(self):
+        ids, report = self.folder / "copies.npy", self.folder / "copies.json"
+        np.save(ids, np.tile(np.random.default_rng(0).integers(0, 256, (1, 600)), (10, 1)).astype(np.int32))
+        said = self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", ids, "--sequence-length", 600,
+                           "--compare", "bundle", "--separators", "off", "--json", report).stdout
+        self.assertEqual(json.loads(report.read_text())["repeated_share"], 0.9)
+        self.assertIsNone(json.loads(report.read_text())["methods"]["bundle"]["nll_increase"]["low"])
+        for words in ("90% of the evaluation's text repeats itself", "too few for 95% intervals"):
+            self.assertIn(words, " ".join(said.split()))
+        self.expect_refused([self.model, self.bundle, "--eval", report, "-o", self.folder / "no"], "--allow repeated-text")
+
     def test_the_folder_is_whole_and_each_part_is_of_the_same_bundle(self):
         out = self.folder / "published"
         said = self.publish(self.model, self.bundle, "--eval", self.report, "--base-model", "org/m",

@@ -1,6 +1,7 @@
 #include "oscar/eval/report_json.h"
 
 #include <gtest/gtest.h>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -26,11 +27,12 @@ std::vector<Method> three_methods() {
 
 // Scores of `sequences` of so many predicted tokens; method m loses m tenths of a nat.
 Json report_of(int64_t sequences, int64_t tokens, bool one_text = false,
-               std::optional<size_t> judged = 2) {
+               std::optional<size_t> judged = 2, double copies = 0) {
   TextResults results{.first_position = 1,
                       .longest = tokens + 1,
                       .measured = std::vector<int64_t>(static_cast<size_t>(sequences), tokens),
                       .one_text = one_text,
+                      .repeated_share = copies,
                       .scores = std::vector<TokenScores>(3),
                       .output_errors = std::vector<OutputError>(3)};
   for (size_t m = 0; m < 3; ++m) {
@@ -69,6 +71,22 @@ TEST(ReportJson, EveryMethodIsSetAgainstTheJudgedOneWhereverItStands) {
     EXPECT_FALSE(report["methods"]["bf16"].contains("kl_difference"));
   }
   EXPECT_EQ(report_of(12, 120, false, {}).dump().find("kl_difference"), std::string::npos);
+}
+
+TEST(ReportJson, CopiesAreNoUnits) {
+  const auto report = [](double copies) { return report_of(16, 120, false, 2, copies); };
+  const auto interval_of = [](const Json& found) {
+    return found["methods"]["identity"]["nll_increase"]["low"];
+  };
+  EXPECT_TRUE(std::isfinite(interval_of(report(0.5)).get<double>()));
+  const Json found = report(0.6);  // 6 of 16 sequences
+  EXPECT_TRUE(std::isnan(interval_of(found).get<double>()));
+  EXPECT_TRUE(std::isnan(found["methods"]["identity"]["kl_difference"]["high"].get<double>()));
+  const std::string table = format_table(found);
+  EXPECT_NE(table.find("60% of the evaluation's text repeats itself"), std::string::npos) << table;
+  EXPECT_NE(table.find("1,920 tokens with copies"), std::string::npos) << table;
+  EXPECT_EQ(table.find("predicts nothing"), std::string::npos) << table;
+  EXPECT_EQ(format_table(report(0.2)).find("repeats itself"), std::string::npos);
 }
 
 TEST(ReportJson, TheTableOfOneUnitShowsNoIntervalInMemoryAndThroughAFile) {

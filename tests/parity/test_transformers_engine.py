@@ -426,6 +426,18 @@ class Callers(InAFolder):
         with self.assertRaisesRegex(ValueError, "too few tokens for perplexity from position 17 on: expected at least 100 .*found 99"):
             evaluate(model, self.bundle, ids[1:], first_position=17)
 
+    def test_copies_of_a_text_give_no_intervals(self):
+        ids = random_ids(1, 900, 5).tolist()
+        found = evaluate(tiny_model("llama"), self.bundle, ids * 6, first_position=17)
+        kinds = {one["kind"]: one["sentence"] for one in found["cautions"]}
+        self.assertAlmostEqual(found["repeated_share"], 5 / 6)
+        self.assertGreater(found["units"], 8)
+        self.assertIsNone(found["kl_se"])
+        self.assertIn("83% of the evaluation's text repeats itself", kinds["repeated-text"])
+        self.assertIn("tokens with copies in", kinds["few-tokens"])
+        self.assertEqual(evaluate(tiny_model("llama"), self.bundle, random_ids(6, 900, 5).tolist(),
+                                  first_position=17)["repeated_share"], 0)
+
     def test_tokens_that_read_no_2_bit_row_are_cautioned_of(self):
         for first, said in ((16, []), (15, ["the figures are not those of llama.h5 as it is served: the evaluation counts tokens that "
                                             "read no INT2 row: first_position 15, not 16 or later"])):

@@ -35,12 +35,7 @@ struct TextProblem {
 };
 TextProblem text_problem(const CalibrateOptions& options, const TokenSequences& corpus);
 
-// Share of the stretches of kRepeatedTokens tokens, within sequences, that an earlier one equals.
-// Of more than a million tokens it is estimated from stretches sampled by their hash, so that
-// copies count wherever they begin.
-inline constexpr int kRepeatedTokens = 64;
-inline constexpr double kMostRepeated = 0.5;
-double repeated_share(const std::vector<std::vector<int32_t>>& sequences);
+inline constexpr double kMostRepeated = 0.5;  // share of the text that repeats itself
 
 // What the search holds of it.
 HeldBackSize held_back_size(const SplitCorpus& split);

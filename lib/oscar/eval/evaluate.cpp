@@ -22,6 +22,7 @@
 #include "oscar/eval/text_task.h"
 #include "oscar/model/checkpoint/text.h"
 #include "oscar/text/packing.h"
+#include "oscar/text/repeats.h"
 
 namespace oscar {
 
@@ -268,6 +269,15 @@ Json counted_part(const EvaluateOptions& options, const Work& work, const Evalua
   return part;
 }
 
+// Share of the sequences that count.
+double counted_copies(const Work& work) {
+  std::vector<std::vector<int32_t>> counted;
+  for (const auto& sequence : work.session.corpus.sequences) {
+    if (std::ssize(sequence) > work.first) counted.push_back(sequence);
+  }
+  return repeated_share(counted);
+}
+
 // What the report is about (verdict.h): its row among `methods`.
 std::optional<size_t> judged_method(const Json& report, const std::vector<Method>& methods) {
   const ReportData data = read_report(report);
@@ -283,11 +293,13 @@ bool add_figures(const EvaluateOptions& options, const Work& work, const Evaluat
                  const RowFindings& rows, Json& report) {
   bool any = false;
   const std::optional<size_t> judged = judged_method(report, work.methods);
+  const double copies = work.text ? counted_copies(work) : 0;
   const auto add_text = [&](const TextTask& task, const TextState& counted,
                             const std::vector<LayerErrorSums>& errors, Json& to) {
     if (counted_tokens(counted) < kFewestTokens) return false;
     TextResults results = text_results(task, counted);
     results.one_text = options.stride > 0;
+    results.repeated_share = copies;
     add_text_results(results, work.methods, judged, options.seed, to);
     if (options.keep_units) add_unit_results(results, work.methods, to);
     if (!errors.empty()) add_layer_errors(errors, work.methods, to);

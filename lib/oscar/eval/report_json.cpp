@@ -220,6 +220,13 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
   report["sequences"] = results.measured.size();
   report["first_position"] = results.first_position;
   report["resampling_units"] = units.back() + 1;
+  if (!results.one_text) report["repeated_share"] = results.repeated_share;
+  const bool few = has_few_units(report);
+  const auto paired = [&](const std::vector<double>& a, const std::vector<double>& b) {
+    PairedDifference difference = paired_bootstrap(a, b, units, seed);
+    if (few) difference.low = difference.high = NAN;
+    return to_json(difference);
+  };
   report["longest_sequence"] = results.longest;
   const int64_t bins = position_bins(results, static_cast<int64_t>(units.size()));
   if (bins > 1) {
@@ -239,7 +246,7 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
     json["bpe"][std::to_string(results.longest)] = mixed_bits(methods[m], results.longest);
     json["nll"] = to_json(nll);
     json["ppl"] = {{"mean", std::exp(nll.mean)}, {"se", std::exp(nll.mean) * nll.se}};
-    json["nll_increase"] = to_json(paired_bootstrap(scores.nll, reference.nll, units, seed));
+    json["nll_increase"] = paired(scores.nll, reference.nll);
     json["kl"] = kl_json(scores.kl, units);
     if (m > 0 && std::isfinite(floor)) {
       json["kl"]["above_floor"] = json["kl"]["mean"].get<double>() >= kFloorFactor * floor;
@@ -248,8 +255,7 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
     if (bins > 1) json["kl"]["by_position"] = means_by_position(scores.kl, results, bins);
     add_output_errors(results.output_errors[m], m > 0, json);
     if (m > 0 && judged && m != *judged) {
-      Json difference =
-          to_json(paired_bootstrap(scores.kl, results.scores[*judged].kl, units, seed));
+      Json difference = paired(scores.kl, results.scores[*judged].kl);
       difference["against"] = methods[*judged].name;
       json["kl_difference"] = std::move(difference);
     }

@@ -18,6 +18,7 @@ struct TextResults {
   int64_t first_position = 0, longest = 0;      // longest sequence in tokens
   std::vector<int64_t> measured = {};           // predicted tokens of each sequence
   bool one_text = false;                        // the sequences continue each other
+  double repeated_share = 0;                    // of the text (text/repeats.h)
   std::vector<TokenScores> scores = {};         // [methods]
   std::vector<OutputError> output_errors = {};  // [methods]
 };

@@ -4,7 +4,7 @@ import json
 
 import h5py
 
-from .shared_text import caution
+from .shared_text import NOTABLE_REPEATS, caution
 
 UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error: report_data.h; docs/mathematics.md, 14.5
 GUESSING = 1e-3  # kGuessing of report_data.cpp
@@ -24,27 +24,41 @@ def stored_convergence(path):
 
 def cautions_of(found, format, name):
     """[{kind, sentence}] of what evaluate() found over bundle `name` of this CacheFormat."""
-    said = {"few-tokens": few_tokens(found), "other-cache": early(found["first_position"], format, name),
+    said = {"few-tokens": few_tokens(found), "repeated-text": repeated_text(found), "other-cache": early(found["first_position"], format, name),
             "shared-text": caution(found["overlap"], name), "little-text": little_text(found["convergence"], name),
             "predicts-nothing": predicts_nothing(found)}
     return [{"kind": kind, "sentence": sentence} for kind, sentence in said.items() if sentence]
 
 
+def has_few_units(units, repeated_share):
+    """Whether an evaluation has no intervals: too few units, copies left out."""
+    return round(units * (1 - repeated_share)) < FEWEST_UNITS
+
+
+def repeated_text(found):
+    if found["repeated_share"] <= NOTABLE_REPEATS:
+        return None
+    return (f"{found['repeated_share']:.0%} of the evaluation's text repeats itself: copies say nothing new, and intervals are too "
+            "narrow; leave them out")
+
+
 def few_tokens(found):
-    if found["units"] >= FEWEST_UNITS:
+    if not has_few_units(found["units"], found["repeated_share"]):
         return None
     pieces, sequences = (f"{number} {what}{'s' if number != 1 else ''}" for number, what in (
         (found["units"], "piece"), (found["sequences"], "sequence")))
-    return (f"the evaluation counts {found['tokens']:,} tokens in {pieces} of at most {UNIT_TOKENS} tokens ({sequences}), too few "
+    copies = " with copies" if repeated_text(found) else ""
+    return (f"the evaluation counts {found['tokens']:,} tokens{copies} in {pieces} of at most {UNIT_TOKENS} tokens ({sequences}), too few "
             f"for 95% intervals; use {FEWEST_UNITS} sequences or {FEWEST_UNITS * UNIT_TOKENS:,} tokens and more")
 
 
 def predicts_nothing(found):
     """Of a model that guesses, or gives every token the same probability: no cache makes it worse."""
     mean, error, vocabulary = found["perplexity"], found["perplexity_se"], found["vocab_size"]
-    if mean < vocabulary * (1 - GUESSING) and error != 0:
+    alike = error == 0 and not repeated_text(found)  # copies are alike in any model
+    if mean < vocabulary * (1 - GUESSING) and not alike:
         return None
-    return (f"the model itself predicts nothing: BF16 perplexity {mean:.4g}{' on every piece of text' if error == 0 else ''}, "
+    return (f"the model itself predicts nothing: BF16 perplexity {mean:.4g}{' on every piece of text' if alike else ''}, "
             f"vocabulary {vocabulary:,}")
 
 

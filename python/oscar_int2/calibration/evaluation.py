@@ -14,14 +14,14 @@ from ..cache import row_problem
 from ..codec import LayerCodec, StepTables
 from ..errors import BundleMismatchError, CacheRowError
 from ..weights import check_model as check_weights
-from .cautions import FEWEST_UNITS, UNIT_TOKENS, cautions_of, stored_convergence
+from .cautions import UNIT_TOKENS, cautions_of, has_few_units, stored_convergence
 from .corpus import read_corpus
 from .interface import block_attention, exact_attention, observing
 from .layers import decoder_layers, run_layers, text_config
 from .model import batched, config_of, load_model, observed, require_one_rope, run_device, sequence_tokens, tokenizer_of
 from .probe import is_handed_on, probe, seen_window
 from .record import turns_by
-from .shared_text import caution, overlap, stored_hashes
+from .shared_text import caution, overlap, repeated_share, stored_hashes
 from .sums import int2_keys
 
 FEWEST_TOKENS = 100  # that count: kFewestTokens of lib/oscar/eval/estimate.h
@@ -38,10 +38,9 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     same), and the standard errors perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens.
     `overlap` says how much of the text the bundle was calibrated on (shared_text.overlap); a notable share is also warned
     of, by the logger `oscar_int2`. `convergence` is the bundle's own (None: it has none), `units` and `sequences` count those,
-    `vocab_size` is the model's, and `cautions` what to beware of, as cautions.cautions_of gives it. Raises BundleMismatchError for a
-    bundle of another model,
-    ValueError where fewer than 100 tokens count, for sequences beyond the model's context and for those that LongRoPE turns
-    differently."""
+    `repeated_share` says how much of the text are copies, `vocab_size` is the model's, and `cautions` what to beware of, as
+    cautions.cautions_of gives it. Raises BundleMismatchError for a bundle of another model, ValueError where fewer than 100
+    tokens count, for sequences beyond the model's context and for those that LongRoPE turns differently."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     bundle.require_unedited()
     if pathlib.Path(bundle.path).exists():  # what it holds of its text is read there
@@ -70,6 +69,7 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     shared = overlap(stored_hashes(bundle.path), [ids for ids in sequences if len(ids) > first])
     if said := caution(shared, pathlib.Path(bundle.path).name):
         _log.warning("CAUTION: %s", said)
+    copies = repeated_share(counted)
     with observed(model):
         exact = run_layers(model, batches, device, _exactly(bundle),
                            progress and (lambda layer, layers: progress(layer, 2 * layers)))
@@ -78,8 +78,8 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
     found = {"tokens": tokens, "first_position": max(first, 1), "units": len(units), "sequences": len(counted),
-             "overlap": shared, "convergence": stored_convergence(bundle.path), "vocab_size": text_config(model).vocab_size,
-             **_figures(units)}
+             "repeated_share": copies, "overlap": shared, "convergence": stored_convergence(bundle.path), "vocab_size": text_config(model).vocab_size,
+             **_figures(units, has_few_units(len(units), copies))}
     return found | {"cautions": cautions_of(found, format, pathlib.Path(bundle.path).name)}
 
 
@@ -199,12 +199,12 @@ def _compare(exact, coded, ids, first):
         yield from columns.split(UNIT_TOKENS)
 
 
-def _figures(units):
+def _figures(units, few):
     counts = torch.tensor([len(unit) for unit in units], dtype=torch.float64)
     sums = torch.stack([unit.sum(0) for unit in units])
     mean = sums.sum(0) / counts.sum()
     errors = [None] * 4
-    if len(units) >= FEWEST_UNITS:
+    if not few:
         away = sums - counts[:, None] * mean  # of a ratio of sums, units drawn at random
         errors = (away.square().sum(0) * len(units) / (len(units) - 1)).sqrt().div(counts.sum()).tolist()
     nll, int2_nll, kl, top1 = mean.tolist()

@@ -8,6 +8,7 @@ import numpy as np
 NGRAM, CAPACITY = 13, 8192  # lib/oscar/bundle/SCHEMA.md, /corpus/ngram_hashes
 RULE = "smallest of ngram_hash 1"
 NOTABLE = 0.01  # shares above this are cautioned of
+STRETCH, NOTABLE_REPEATS = 64, 0.2  # kRepeatedTokens and kNotableRepeats of lib/oscar/text/repeats.h
 _BASE = 0x9E3779B97F4A7C15
 
 
@@ -31,6 +32,20 @@ def ngram_hashes(sequences, largest=None, capacity=CAPACITY):
                 number = number[number <= np.uint64(largest)]
             found = np.unique(np.concatenate((found, number)))[:capacity]
     return found.astype(np.int64)
+
+
+def repeated_share(sequences):
+    """Share of the stretches of STRETCH tokens, within sequences, that an earlier one equals."""
+    found = [np.zeros(0, np.uint64)]
+    with np.errstate(over="ignore"):
+        for ids in sequences:
+            digits, number = np.asarray(ids).astype(np.uint64) + np.uint64(1), np.uint64(0)
+            for first in range(STRETCH if len(ids) >= STRETCH else 0):
+                number = number * np.uint64(_BASE) + digits[first:len(ids) - STRETCH + 1 + first]
+            if len(ids) >= STRETCH:
+                found.append(number)
+    hashes = np.concatenate(found)
+    return 1 - len(np.unique(hashes)) / len(hashes) if len(hashes) else 0.0
 
 
 def stored_hashes(path):

@@ -44,7 +44,7 @@ def refuse_bf16():
 def compared(config, files):
     """What is known of the weights, `files` of their files, before they are loaded."""
     if config.load_config.load_format == "dummy":
-        return "its weights would be random ones, of which nothing is known here"
+        return "its weights would be random ones"
     if config.model_config.quantization is not None:
         return f"{files}; weights in {config.model_config.quantization} are compared by their files alone"
     return files
@@ -67,6 +67,8 @@ def main(words):
         register()
         config, others = engine_config(arguments.model, options)
         bundle = settings.bundle(config)
+        if config.load_config.load_format == "dummy" and settings.weights_of(config) != weights.ANY:
+            raise UnsupportedError("--load-format dummy makes random weights, which are not those of the bundle")
         files = weights.compare_files(bundle, config.model_config.model, config.model_config.revision,
                                       settings.weights_of(config), config.model_config.quantization is not None)
     except (OscarError, OSError, ValueError) as error:

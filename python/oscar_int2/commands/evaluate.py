@@ -47,5 +47,5 @@ def shown(found, name, form):
 def errors_of(found):
     if found["kl_se"] is not None:
         return "± standard error"
-    from ..calibration.evaluation import FEWEST_UNITS, UNIT_TOKENS
-    return f"no standard errors: these take {FEWEST_UNITS * UNIT_TOKENS} tokens or more"
+    from ..calibration.cautions import FEWEST_UNITS, UNIT_TOKENS
+    return f"no standard errors: these take {FEWEST_UNITS * UNIT_TOKENS} tokens or more, copies left out"

@@ -18,7 +18,7 @@ from .. import programs
 from ..errors import OscarError
 from . import published
 
-CAUTIONS = ("shared-text", "little-text", "few-tokens", "predicts-nothing")
+CAUTIONS = ("shared-text", "little-text", "few-tokens", "repeated-text", "predicts-nothing")
 HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 FILE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -52,7 +52,8 @@ def parse(words):
     parser.add_argument("--allow", action="append", default=[], metavar="CAUTION",
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
                         "text), little-text (the calibration text is not enough, or could not be judged), "
-                        "few-tokens (the evaluation has too few for intervals) or predicts-nothing (the model itself "
+                        "few-tokens (the evaluation has too few for intervals), repeated-text (it counts copies) or "
+                        "predicts-nothing (the model itself "
                         "guesses)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder to make")
     arguments, unknown = parser.parse_known_args(words)

@@ -34,9 +34,6 @@ def register():
     """
     settings.require_known_variables()
     named = settings.bundle_path()
-    if named is None and settings.WEIGHTS in os.environ:
-        settings.logger.warning("%s is set and %s is not: this server runs over BF16", settings.WEIGHTS,
-                                settings.BUNDLE)
     try:
         adapter()
     except UnsupportedError:

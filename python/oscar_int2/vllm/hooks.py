@@ -115,7 +115,7 @@ def _follow_configuration():
                 raise UnsupportedError(f"{settings.ENTRY!r} in additional_config: the plugin writes it; name the "
                                        f"bundle in {settings.BUNDLE}")
             if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
-                settings.warn_of_similar_variables()
+                settings.warn_of_bf16()
                 return original(self, *args, **options)
             entry = settings.entry()
             ours = settings.defaults(self, entry)

@@ -65,8 +65,13 @@ def require_known_variables():
                               f"There are {', '.join(VARIABLES)}")
 
 
-def warn_of_similar_variables():
-    """Of an engine over BF16: says so where a variable looks like the one that names a bundle."""
+def warn_of_bf16():
+    """Of an engine over BF16: says so where a variable asks for something of the plugin, or looks like the one that names
+    a bundle."""
+    for name in (WEIGHTS, SINK_BYTES, CHUNKS):  # and of SELF_CHECK checks_itself() says it
+        if name in os.environ:
+            logger.warning("OSCAR INT2 is off: this engine's cache is vLLM's own. %s is set and %s is not", name, BUNDLE)
+            return
     similar = [name for name in os.environ if name != BUNDLE and (
         difflib.SequenceMatcher(None, name.upper(), BUNDLE).ratio() > 0.9
         or {"OSCAR", "BUNDLE"} <= set(name.upper().split("_")))]
@@ -387,6 +392,8 @@ def check(config: VllmConfig):
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,
          "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("layers with a window that have none in the bundle",
+         layers.sees_less(model.hf_text_config) and not mixed, "calibrate the model as its config.json is now"),
         ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),
         ("MLA", model.use_mla, ""),
         ("attention that is not causal", attention.use_non_causal, ""),
@@ -397,3 +404,8 @@ def check(config: VllmConfig):
                                    f"{f'; {instead}' if instead else ''}")
     check_chunks(config)
     bundle(config).check_model(model.hf_text_config)
+    if config.load_config.load_format in ("auto", "hf", "safetensors"):
+        tied = any(getattr(part, "tie_word_embeddings", True) for part in (model.hf_config, model.hf_text_config))
+        problem = weights.problem_of_files(model.model, model.revision, tied)
+        if problem:
+            raise UnsupportedError(f"vLLM would not load the weights that were calibrated: {problem}")

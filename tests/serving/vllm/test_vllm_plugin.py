@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import logging
 import os
 import pathlib
@@ -543,7 +544,10 @@ class Refusals(unittest.TestCase):
         code, out, _ = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)
         self.assertEqual(code, 0)
         self.assertRegex(out, "8 of 8 layers in 2 bits, 64 requests at a time of up to 1024 tokens; its files are those")
-        self.assertIn("tokens; its weights would be random ones", said(case.MODEL, case.BUNDLE, "--load-format", "dummy")[1])
+        code, _, err = said(case.MODEL, case.BUNDLE, "--load-format", "dummy")
+        self.assertEqual((code, "random weights, which are not those of the bundle" in err), (1, True), err)
+        with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
+            self.assertIn("tokens; its weights would be random ones", said(case.MODEL, case.BUNDLE, "--load-format", "dummy")[1])
         self.assertIn("; weights in fp8 are compared by their files alone", said(case.MODEL, case.BUNDLE, "--quantization", "fp8")[1])
         for plugins, served in (("", False), ("lora_filesystem_resolver", False), ("other,oscar_int2", True)):
             with mock.patch.dict(os.environ, VLLM_PLUGINS=plugins):
@@ -567,6 +571,43 @@ class Refusals(unittest.TestCase):
                     self.assertEqual(said(folder, bundle, "--port", "8000")[0], 0)
         self.assertEqual(code, 1)
         self.assertIn("a fine-tune of the calibrated model", err)
+
+    def test_files_of_which_vllm_would_load_other_weights_or_none_are_refused(self):
+        from oscar_int2 import UnsupportedError
+
+        def edited(text, **changes):
+            return json.dumps(json.loads(text) | changes)
+
+        def two_sets(folder):
+            shutil.copy(folder / "model-00001-of-00003.safetensors", folder / "model.safetensors")
+
+        def untied(folder):
+            (folder / "config.json").write_text(edited((folder / "config.json").read_text(), tie_word_embeddings=False))
+
+        def windows(folder):
+            kinds = ["sliding_attention"] + ["full_attention"] * 7
+            (folder / "config.json").write_text(edited((folder / "config.json").read_text(), layer_types=kinds,
+                                                       sliding_window=64, use_sliding_window=True))
+
+        def cut(folder):
+            os.truncate(folder / "model-00002-of-00003.safetensors", 100000)
+
+        def pointer(folder):
+            (folder / "model-00003-of-00003.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+        def gone(folder):
+            (folder / "model-00003-of-00003.safetensors").unlink()
+
+        for spoil, words in ((two_sets, "two sets of them.*, model-00001-of-00003.safetensors first"),
+                             (untied, "no output matrix"), (windows, "layers with a window that have none in the bundle"),
+                             (cut, "model-00002-of-00003.safetensors is cut short: 100000 bytes of"),
+                             (pointer, "model-00003-of-00003.safetensors is no file of safetensors.*Git LFS"),
+                             (gone, "No such file.*model-00003-of-00003.safetensors")):
+            with self.subTest(spoil.__name__), tempfile.TemporaryDirectory() as name:
+                shutil.copytree(case.MODEL, name, dirs_exist_ok=True)
+                spoil(pathlib.Path(name))
+                with self.assertRaisesRegex(UnsupportedError, words):
+                    self.config(model=name)
 
     def test_vllm_knows_the_variables(self):
         self.assertIsNotNone(self.config(fail_on_environ_validation=True))
@@ -669,14 +710,13 @@ class Refusals(unittest.TestCase):
         with case.bundle_variable(None), self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_BUNDLE"):
             EngineArgs(str(case.MODEL), additional_config={"oscar_int2": {}}).create_engine_config()
 
-    def test_weights_that_are_accepted_for_no_bundle_are_said(self):
-        import oscar_int2_vllm
-
-        with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
-            del os.environ["VLLM_OSCAR_BUNDLE"]
-            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
-                oscar_int2_vllm.register()
-        self.assertIn("VLLM_OSCAR_BUNDLE is not: this server runs over BF16", said.output[0])
+    def test_what_is_asked_for_without_a_bundle_is_said_of_every_engine(self):
+        for name, value in (("WEIGHTS", "any"), ("SINK_BYTES", "1000000"), ("CANONICAL_CHUNKS", "512")):
+            for _ in range(2):
+                with mock.patch.dict(os.environ, {f"VLLM_OSCAR_{name}": value}), \
+                        self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+                    self.config(bundle=None)
+                self.assertRegex(said.output[-1], f"is off: .* VLLM_OSCAR_{name} is set and VLLM_OSCAR_BUNDLE is not")
 
     def test_registering_again_changes_nothing(self):
         from vllm.engine.arg_utils import EngineArgs

@@ -326,7 +326,8 @@ std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
   for (const BundleEvaluation& evaluation : request.evaluations) {
     for (const Caution& caution : evaluation.data.cautions) {
       const bool shared = caution.kind == "shared-text" && caution.method == "bundle";
-      const bool of_all = caution.kind == "few-tokens" || caution.kind == "predicts-nothing";
+      const bool of_all = caution.kind == "few-tokens" || caution.kind == "repeated-text" ||
+                          caution.kind == "predicts-nothing";
       if (shared || of_all) list.push_back(caution);
     }
   }

@@ -9,6 +9,7 @@
 #include "oscar/base/error.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/fit/convergence.h"
+#include "oscar/text/repeats.h"
 
 namespace oscar {
 
@@ -93,14 +94,35 @@ void add_portable(const Json& report, std::vector<Caution>& list) {
   }
 }
 
-// An interval from few resampling units says nothing, so there is none.
-bool has_few_units(const Json& report) {
-  return number_at(report, "resampling_units") < static_cast<double>(kFewestUnits);
+// Of the text, and 0 where it is not known.
+double copied_share(const Json& report) {
+  const double share = number_at(report, "repeated_share");
+  return share > 0 && share <= 1 ? share : 0;
+}
+
+// Where that is worth a word.
+std::string copied_words(const Json& report) {
+  const double share = copied_share(report);
+  return share > kNotableRepeats
+             ? fmt::format("{:.0f}% of the evaluation's text repeats itself", 100 * share)
+             : "";
+}
+
+std::optional<Caution> repeated_text(const Json& report) {
+  const std::string measured = copied_words(report);
+  if (measured.empty()) return std::nullopt;
+  return Caution{
+      .kind = "repeated-text",
+      .method = "",
+      .measured = measured,
+      .sentence =
+          measured + ": copies say nothing new, and intervals are too narrow; leave them out"};
 }
 
 std::optional<Caution> few_tokens(const Json& report) {
   if (!has_few_units(report)) return std::nullopt;
-  const std::string measured = count(number_at(report, "tokens")) + " tokens";
+  std::string measured = count(number_at(report, "tokens")) + " tokens";
+  if (!copied_words(report).empty()) measured += " with copies";
   return Caution{.kind = "few-tokens",
                  .method = "",
                  .measured = measured,
@@ -117,9 +139,10 @@ std::optional<Caution> predicts_nothing(const Json& report) {
   const double mean = number_at(perplexity, "mean"), error = number_at(perplexity, "se"),
                vocabulary = number_at(entry_of(report, "model"), "vocab_size");
   const bool guesses = mean >= vocabulary * (1 - kGuessing);
-  if (!guesses && error != 0) return std::nullopt;
+  const bool alike = error == 0 && copied_words(report).empty();  // copies are alike in any model
+  if (!guesses && !alike) return std::nullopt;
   std::string measured = "BF16 perplexity " + figure(mean);
-  if (error == 0) measured += " on every piece of text";
+  if (alike) measured += " on every piece of text";
   if (std::isfinite(vocabulary)) measured += ", vocabulary " + count(vocabulary);
   return Caution{.kind = "predicts-nothing",
                  .method = "",
@@ -128,6 +151,12 @@ std::optional<Caution> predicts_nothing(const Json& report) {
 }
 
 }  // namespace
+
+bool has_few_units(const Json& report) {
+  const double distinct = number_at(report, "resampling_units") * (1 - copied_share(report));
+  // A copy less or more by rounding is none.
+  return std::round(distinct) < static_cast<double>(kFewestUnits);
+}
 
 std::string resampling_words(const Json& report) {
   const double units = number_at(report, "resampling_units"),
@@ -145,6 +174,7 @@ std::string resampling_words(const Json& report) {
 std::vector<Caution> cautions_of(const Json& report) {
   std::vector<Caution> list;
   if (auto caution = few_tokens(report)) list.push_back(std::move(*caution));
+  if (auto caution = repeated_text(report)) list.push_back(std::move(*caution));
   if (auto caution = predicts_nothing(report)) list.push_back(std::move(*caution));
   add_of_bundle(entry_of(report, "bundle"), "bundle", list);
   if (const Json& bundles = entry_of(report, "bundles"); bundles.is_object()) {

@@ -25,6 +25,7 @@ inline constexpr int64_t kUnitTokens = 512;
 struct Caution {
   // "shared-text": calibration and evaluation share text. "little-text": the calibration text is
   // not enough, or could not be judged. "few-tokens": the evaluation has too few for intervals.
+  // "repeated-text": the evaluation counts copies, and intervals are too narrow.
   // "predicts-nothing": BF16's perplexity is that of guessing, or equal on every piece of text.
   // "other-cache": the figures are not those of the cache that is served. "portable": the portable
   // variant loses kTooManyTimes as much or more.
@@ -33,6 +34,9 @@ struct Caution {
   std::string measured;  // "37% of its 13-grams"
   std::string sentence;  // all of it, without a full stop
 };
+
+// Whether a report, or its part with separators, has no intervals: too few units, copies left out.
+bool has_few_units(const Json& report);
 
 // What its intervals treat as independent: "23 sequences", or "16 pieces of at most 512 tokens (2
 // sequences)" where there are fewer than kFewestUnits or --stride joins them. "" without figures.

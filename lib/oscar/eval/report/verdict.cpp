@@ -136,7 +136,7 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
         {"little-text", "Calibration text",
          "the choice of text costs at most 2% of predicted loss"},
         {"few-tokens", "Evaluation text", "at least 8 sequences or 4,096 tokens"},
-        {"repeated-text", "Copies in it", "at most 20% of the evaluation's text"},
+        {"repeated-text", "Copies", "at most 20%"},
         {"predicts-nothing", "Model",
          "perplexity below the size of the vocabulary, and not alike on all text"},
         {"other-cache", "Cache", "the one that is served"}};

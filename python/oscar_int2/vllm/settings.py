@@ -395,7 +395,8 @@ def check(config: VllmConfig):
          model.is_hybrid and config.use_v2_model_runner and current_platform.is_cuda(), "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("layers with a window that have none in the bundle",
          layers.sees_less(model.hf_text_config) and not mixed
-         and (getattr(model.hf_text_config, "sliding_window", None) or 0) < model.max_model_len, "calibrate the model as its config.json is now"),
+         and (getattr(model.hf_text_config, "sliding_window", None) or 0) < model.max_model_len,
+         "calibrate the model as its config.json is now"),
         ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),
         ("MLA", model.use_mla, ""),
         ("attention that is not causal", attention.use_non_causal, ""),

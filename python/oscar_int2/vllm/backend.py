@@ -384,12 +384,14 @@ class OscarAttention(AttentionImpl):
         sums = [self._sums(*part.shape[:2]) for part in parts]
         o = [self.codec.attend(pages, tables, part.contiguous(), workspace=workspace, lse=lse)
              for tables, part, lse in zip(step.ends, parts, sums)]
-        # In the order of `out`.
-        o, sums = (None if x[0] is None else (torch.cat(x, 1) if len(x) > 1 else x[0]).flatten(0, 1) for x in (o, sums))
-        if step.place is not None:
-            o, sums = (x if x is None else x.index_select(0, step.place) for x in (o, sums))
-        self.codec.transform_output(o, out=out)
-        self._add_sinks(out, sums, query, True)
+
+        def as_rows(parts):
+            rows = (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).flatten(0, 1)
+            return rows if step.place is None else rows.index_select(0, step.place)
+
+        self.codec.transform_output(as_rows(o), out=out)
+        if self.sinks is not None:
+            self._add_sinks(out, as_rows(sums), query, True)
 
     def _read_prompts(self, pages, q, k, v, metadata, out):
         """Attention of prompts, then their rows into the cache."""

@@ -149,7 +149,7 @@ class Samples(WeightsTest):
             self.served(model)
         self.assertEqual(len(said.output), 2)
         for line in said.output:
-            self.assertRegex(line, "weights of q, k, v and o are those .* files in .*mlp are not .* MLPs")
+            self.assertRegex(line, "weights of q, k, v and o agree with .* files in .*mlp are not .* MLPs")
         (folder / "model.safetensors").rename(folder / "gone")
         (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
         with silence(self):  # weights that came from elsewhere, and files that say nothing

@@ -413,7 +413,7 @@ TEST(Corpus, ConversationsThatCannotBeRenderedAreNamedByLine) {
       s.folder.write("a.jsonl",
                      "{\"messages\": []}\n{\"messages\": [\"x\"]}\n"
                      "{\"messages\": [{\"role\": \"critic\", \"content\": \"x\"}]}\n"
-                     "{\"messages\": [{\"role\": \"user\", \"content\": \"fine\"}]}\n");
+                     "{\"messages\": [{\"role\": \"assistant\", \"content\": \"fine\"}]}\n");
   const auto result = s.load(path);
   EXPECT_EQ(result.record.sources[0].documents_used, 1);
   const auto notes = corpus_notes(result.record);

@@ -211,13 +211,26 @@ def _decoded(value, what):
     return value
 
 
+_OF_CALLS = {"name", "arguments", "parameters", "id", "type", "index", "function", "tool_call_id", "description", "strict"}
+
+
 def _call(call):
-    """A tool call with its arguments as an object."""
+    """A tool call with its arguments as an object; Llama 3 calls them parameters."""
     if not isinstance(call, dict):
         raise BadRow("a tool call is no object")
     call = _without_nulls(call)
-    inner = _without_nulls(call["function"]) if isinstance(call.get("function"), dict) else call
-    arguments = inner.get("arguments")
+    inner = call
+    while isinstance(inner.get("function"), dict):
+        inner = _without_nulls(inner["function"])
+    if not isinstance(inner.get("name"), str) or not inner["name"].strip():
+        raise BadRow(f"a tool call has no 'name'; {_has(inner, 'it')}")
+    others = [key for key in inner if key not in _OF_CALLS]
+    if others and not {"arguments", "parameters"} & inner.keys():
+        raise BadRow(f"a tool call has no 'arguments'; {_has(inner, 'it')}")
+    arguments = inner.get("arguments", inner.get("parameters"))
+    if inner.get("parameters", arguments) != arguments:
+        raise BadRow("a tool call has other 'parameters' than 'arguments'")
+    inner.pop("parameters", None)
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
@@ -302,12 +315,12 @@ def _tools(row):
     return tools
 
 
-def _has(row):
+def _has(row, what="the row"):
     """What columns a row has, for an error: the first few, and how many more."""
     shown = [f"'{key}'" for key in row if len(key.encode(errors="replace")) <= 40][:8]
     more = f"{' and ' if shown else ''}{len(row) - len(shown)} more" if len(row) > len(shown) else ""
     ids = " (token ids are read from .npy and .h5)" if _IDS & row.keys() else ""
-    return f"the row has {', '.join(shown)}{more}{ids}" if row else "the row has nothing"
+    return f"{what} has {', '.join(shown)}{more}{ids}" if row else f"{what} has nothing"
 
 
 def _text(row, key):

@@ -174,6 +174,18 @@ class Forms(unittest.TestCase):
             row = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
             self.assertEqual(self.text(self.CALLS, row), "[assistant]get<city>Köln")
             self.assertEqual(self.text(self.CALLS_AS_TEXT, row), '[assistant]get: {"city": "Köln"}')
+        for call in ({"function": {"name": "get", "parameters": {"city": "Köln"}}}, {"name": "get", "parameters": '{"city": "Köln"}'},
+                     {"name": "get", "parameters": {"city": "Köln"}, "arguments": {"city": "Köln"}}):
+            said = {"from": "function_call", "value": json.dumps(call)}
+            for form in ({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, {"conversations": [said]}):
+                template = self.CALLS if "function" in call else self.CALLS.replace("c.function", "(c.function or c)")
+                self.assertEqual(self.text(template, form), "[assistant]get<city>Köln")
+        self.assertEqual(self.text(self.CALLS, {"conversations": [{"from": "function_call", "value": '{"name": "now"}'}]}), "[assistant]now")
+        for call, words in (({"action": "search", "action_input": "weather"}, "no 'name'; it has 'action', 'action_input'"),
+                            ({"function": {"name": "", "arguments": {}}}, "no 'name'"), ({"tool": "add", "args": {"a": 1}}, "no 'name'"),
+                            ({"name": "add", "args": {"a": 1}}, "no 'arguments'; it has 'name', 'args'"),
+                            ({"name": "add", "arguments": {"a": 1}, "parameters": {"a": 2}}, "other 'parameters' than 'arguments'")):
+            self.assertIn(words, self.error(self.CALLS, {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}))
         row["messages"][0]["tool_calls"][0]["function"]["arguments"] = "{city"
         self.assertIn("the arguments of a tool call are no JSON", self.error(self.CALLS, row))
 

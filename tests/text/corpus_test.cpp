@@ -107,14 +107,19 @@ TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
   s.options.sequence_length = 100;
   const auto result = s.load(s.folder.write(
       "a.jsonl",
-      "{\"text\": \"x\"}\r\n\n{\"prompt\": \"y\", \"completion\": \"z\"}\n{\"text\": \"\"}"));
+      "{\"text\": \"x\"}\r\n\n{\"prompt\": \"y\", \"completion\": \"z\"}\n{\"text\": \"\"}\n"
+      "{\"text\": \" \\n\\t\"}"));
   ASSERT_EQ(result.sequences.size(), 1u);
   const std::set<int32_t> ids(result.sequences[0].begin(), result.sequences[0].end());
   EXPECT_EQ(ids, (std::set<int32_t>{kBos, kEos, 'x', 'y', 'z'}));
   EXPECT_EQ(result.sequences[0].size(), 7u);
-  EXPECT_EQ(result.record.sources[0].documents_read, 3);
+  EXPECT_EQ(result.record.sources[0].documents_read, 4);
   EXPECT_EQ(result.record.sources[0].documents_used, 2);
-  EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 1"});
+  EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 2"});
+  s.options.strict = true;
+  const std::string said =
+      error_of([&] { s.load(s.folder.write("b.jsonl", "{\"text\": \"x\"}\n{\"text\": \" \"}")); });
+  EXPECT_TRUE(contains(said, "line 2") && contains(said, "its text is empty")) << said;
 }
 
 TEST(Corpus, RowsThatMayHoldMoreThanTheirTextAreLeftToTheReaderOfChats) {

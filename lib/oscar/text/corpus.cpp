@@ -227,9 +227,13 @@ std::string token_dataset(const InputFile& file) {
   return only;
 }
 
+bool is_blank(const std::string& text) {
+  return text.find_first_not_of(" \t\n\v\f\r") == std::string::npos;
+}
+
 void add_text(std::string text, bool is_chat, CorpusContent& content) {
   content.documents_read += 1;
-  if (text.empty()) {
+  if (is_blank(text)) {
     content.empty_documents += 1;
     return;
   }
@@ -277,6 +281,9 @@ void add_documents(std::vector<ReadDocument> documents, const std::filesystem::p
   const bool packed = path.extension() == ".gz" || path.extension() == ".zst";
   std::string first_bad, hint;
   for (ReadDocument& document : documents) {
+    if (options.strict && document.error.empty() && is_blank(document.text)) {
+      document.error = "its text is empty";
+    }
     if (document.error.empty()) {
       if (document.is_chat) content.chat_template = options.chat_template.name();
       add_text(std::move(document.text), document.is_chat, content);

@@ -75,9 +75,11 @@ def main(words):
         print(f"error: vLLM {vllm.__version__} would not serve {arguments.model} over {arguments.bundle}: {error}",
               file=sys.stderr)
         return 1
+    beyond = bundle.beyond_positions(config.model_config.max_model_len)
     held = sum(map(layers.is_int2, bundle.layers.values()))
     print(f"vLLM {vllm.__version__} would serve {arguments.model} over {arguments.bundle}: {held} of "
           f"{config.model_config.get_total_num_hidden_layers()} layers in 2 bits, {config.scheduler_config.max_num_seqs} "
           f"requests at a time of up to {config.model_config.max_model_len} tokens; {compared(config, files)}"
+          + (f". {beyond}" if beyond else "")
           + (f". Not looked at: {' '.join(others)}" if others else ""))
     return 0

@@ -92,7 +92,8 @@ def documents_of(file, template):
             try:
                 if isinstance(row, BadRow):
                     raise row
-                yield document_of(row, template)
+                text, is_chat = document_of(row, template)
+                yield (text, is_chat) if text.strip() else BadRow(f"{file}, {place}: its text is empty")
             except BadRow as error:
                 yield BadRow(f"{file}, {place}: {error}")
     except (OscarError, UnicodeDecodeError) as error:

@@ -548,6 +548,8 @@ class Refusals(unittest.TestCase):
         self.assertEqual((code, "random weights, which are not those of the bundle" in err), (1, True), err)
         with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
             self.assertIn("tokens; its weights would be random ones", said(case.MODEL, case.BUNDLE, "--load-format", "dummy")[1])
+        longer = '{"max_position_embeddings": 262144}'
+        self.assertRegex(said(case.MODEL, case.BUNDLE, "--hf-overrides", longer)[1], "up to 262144 tokens; .*131072")
         self.assertIn("; weights in fp8 are compared by their files alone", said(case.MODEL, case.BUNDLE, "--quantization", "fp8")[1])
         for plugins, served in (("", False), ("lora_filesystem_resolver", False), ("other,oscar_int2", True)):
             with mock.patch.dict(os.environ, VLLM_PLUGINS=plugins):

@@ -47,7 +47,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--prefix-match-unit": "vLLM's", "--mamba-cache-mode": "vLLM's", "--gdn-prefill-backend": "vLLM's",
                    "--max-num-batched-tokens": "vLLM's", "--use_cache": "lm-eval's",
                    "--scheduler-cls": "vLLM's", "--worker-cls": "vLLM's", "--enable-cumem-allocator": "vLLM's",
-                   "--disable-log-stats": "vLLM's",
+                   "--disable-log-stats": "vLLM's", "--config": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

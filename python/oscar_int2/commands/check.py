@@ -23,11 +23,13 @@ def parser():
 
 
 def engine_config(model, options):
-    """(vLLM's configuration, options that are none of it), of the options of vllm serve: those of the server, such as
-    --port, change nothing here. Raises what making it raises."""
+    """(vLLM's configuration, options that are none of it), of the options of vllm serve but --config: those of the
+    server, such as --port, change nothing here. Raises what making it raises."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    if any(option.split("=")[0] == "--config" for option in options):
+        raise UnsupportedError("--config is not read here; give the options that it holds")
     known = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="python -m oscar_int2 check"))
     arguments, others = known.parse_known_args(["--model", model, *options])
     return EngineArgs.from_cli_args(arguments).create_engine_config(), others

@@ -556,7 +556,7 @@ class Refusals(unittest.TestCase):
                 code, _, err = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)
             self.assertEqual((code, "its cache would be BF16" in err), (0, False) if served else (1, True), err)
         for words, text in (((case.BUNDLE, "--kv-cache-dtype", "fp8"), "would not serve .*: the INT2 cache does not serve --kv"),
-                            (("nowhere.h5",), "no bundle there"),
+                            (("nowhere.h5",), "no bundle there"), ((case.BUNDLE, "--config", "x.yaml"), "--config is not read here"),
                             ((case.BUNDLE, "--hf-overrides", '{"num_hidden_layers": 4}'), "num_layers")):
             code, _, err = said(case.MODEL, *words)
             self.assertEqual(code, 1)

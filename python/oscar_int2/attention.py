@@ -48,8 +48,9 @@ def attend_as_steps(q, exact, int2, out, format, sm_scale):
 
 
 def weigh_by_sinks(out, lse, scores):
-    """Attention without a sink becomes that with one: a further score in a query's softmax, which has no value (gpt-oss).
-    out [rows, Hq, d], float32 lse [rows, Hq] of the query's logits and scores, which lse broadcasts with. In place."""
+    """Makes attention without sinks, `out` [rows, Hq, d], that with them, in place: a sink is a further score in a query's
+    softmax, and has no value (gpt-oss; docs/mathematics.md, 7.1). `lse`: float32 [rows, Hq], the logsumexp of each
+    query's logits. `scores`: float32 [Hq] or [rows, Hq]."""
     return out.mul_(torch.sigmoid(lse - scores)[..., None])
 
 

@@ -155,7 +155,6 @@ class LayerCodec(_Pages):
         if self.key_centers is not None:
             self.key_centers = self.key_centers[:, heads].contiguous().to(device)
         self.recipe = [*self._tensors(layer.key, heads), *self._tensors(layer.value, heads)]
-        self.key_mean = layer.key.mean[heads].float().to(self.device) if layer.key.mean.any() else None
 
     def _tensors(self, side, heads):
         corrected = side.scale_correction[heads].any()
@@ -186,10 +185,11 @@ class LayerCodec(_Pages):
     def centered_logits(self, q):
         """By how much the logits of queries bf16 [rows, Hq, d], in the model's basis, are larger than in the cache's, where
         keys are centered: float32 [rows, Hq], or 0. Alike for all keys, which softmax ignores, but not a sink."""
-        if self.key_mean is None:
+        mean = self.recipe[ops.recipe_names().split().index("mean")]  # the keys' tensors come first
+        if not mean.numel():
             return 0
         q = q.float().view(len(q), self.num_kv_heads, -1, self.head_dim)
-        return torch.einsum("nhgd,hd->nhg", q, self.key_mean).flatten(1) * self.sm_scale
+        return torch.einsum("nhgd,hd->nhg", q, mean.float()).flatten(1) * self.sm_scale
 
     def transform_output(self, o, out=None):
         """Attention's output bf16 [rows, Hq, d] back into the model's basis; into `out`, if given."""

@@ -31,6 +31,8 @@ _OLD_ROLES = {"human", "gpt", "chatgpt", "bot", "function"}  # that templates pa
 _MARK = "oscarint2message{}mark"  # a word that no template and no message has
 _ROLES_OF_TEMPLATES = {"system", "user", "assistant", "tool"}
 _ASKING = {"system", "developer", "user", "tool"}  # roles whose words are no answer
+# Keys of a tool call that has no arguments.
+_OF_CALLS = {"name", "id", "type", "index", "function", "tool_call_id", "description", "strict"}
 # Columns that ask, that stand beside the question, and that answer.
 _ASKED = ("instruction", "question", "query", "problem", "prompt")
 _BESIDE = ("input", "context")
@@ -211,9 +213,6 @@ def _decoded(value, what):
     return value
 
 
-_OF_CALLS = {"name", "arguments", "parameters", "id", "type", "index", "function", "tool_call_id", "description", "strict"}
-
-
 def _call(call):
     """A tool call with its arguments as an object; Llama 3 calls them parameters."""
     if not isinstance(call, dict):
@@ -224,8 +223,7 @@ def _call(call):
         inner = _without_nulls(inner["function"])
     if not isinstance(inner.get("name"), str) or not inner["name"].strip():
         raise BadRow(f"a tool call has no 'name'; {_has(inner, 'it')}")
-    others = [key for key in inner if key not in _OF_CALLS]
-    if others and not {"arguments", "parameters"} & inner.keys():
+    if not {"arguments", "parameters"} & inner.keys() and not inner.keys() <= _OF_CALLS:
         raise BadRow(f"a tool call has no 'arguments'; {_has(inner, 'it')}")
     arguments = inner.get("arguments", inner.get("parameters"))
     if inner.get("parameters", arguments) != arguments:

@@ -5,12 +5,8 @@ of the norms of queries and keys, as bf16 numbers (lib/oscar/bundle/weight_sampl
 milliseconds. Where either side has none, as quantized weights and bundles of earlier versions, the files
 of the model are compared with the fingerprint that the bundle stores (lib/oscar/io/weight_source.cpp).
 """
-import functools
-import hashlib
-import json
 import logging
 import pathlib
-import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +14,7 @@ import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
+from .weight_files import files_of, fingerprint, is_of, sha256_of, tensors_of
 
 SAME, ANY = "same", "any"  # what weights are accepted
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
@@ -28,7 +25,6 @@ SAMPLES = 16               # entries of a matrix or vector and KV head
 FINE_TUNE = 0.5
 COST = "docs/serving.md has what that costs, under \"Whose weights\""
 _PLAIN = (torch.bfloat16, torch.float16, torch.float32)
-_ENDS = 4096               # bytes at each end of a tensor that a fingerprint covers
 _logger = logging.getLogger("oscar_int2")
 
 
@@ -324,8 +320,8 @@ def _of_calibration(bundle, files):
     if files is None or not bundle.model.weights_fingerprint:
         return None
     if files.suffix == ".gguf":
-        return _sha256_of(files) == bundle.model.file_sha256
-    return None if bundle.model.file_sha256 else _is_of(files, bundle.model.weights_fingerprint)
+        return sha256_of(files) == bundle.model.file_sha256
+    return None if bundle.model.file_sha256 else is_of(files, bundle.model.weights_fingerprint)
 
 
 def _may_be_of_calibration(bundle, files):
@@ -344,7 +340,7 @@ def _why_files_say_nothing(bundle, files):
 
 def _other_files(bundle, files):
     gguf = files.suffix == ".gguf"
-    found, made = ((_sha256_of(files), bundle.model.file_sha256) if gguf else
+    found, made = ((sha256_of(files), bundle.model.file_sha256) if gguf else
                    (fingerprint(files), bundle.model.weights_fingerprint))
     return (f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
             "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
@@ -369,106 +365,6 @@ def compare_files(bundle, model, revision=None, accepted=SAME, quantized=False):
     return f"its files are not those of the calibration: {later}"
 
 
-def _is_of(folder, made):
-    """Whether a fingerprint is that of a folder's files, of whichever kind it is."""
-    stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.glob("*.safetensors")))
-    return _is_of_stamped(folder, made, stamps)
-
-
-@functools.lru_cache(maxsize=8)  # a model that is not of the bundle is read whole
-def _is_of_stamped(folder, made, stamps):
-    return fingerprint(folder) == made or fingerprint(folder, all_bytes=True) == made
-
-
-def files_of(model, revision=None):
-    """The folder with safetensors, or the GGUF file, of a path or of a name in the hub's cache; None."""
-    if not model:
-        return None
-    path = pathlib.Path(model)
-    if not path.exists():
-        try:
-            from huggingface_hub import try_to_load_from_cache
-            found = try_to_load_from_cache(str(model), "config.json", revision=revision)
-        except (ImportError, ValueError):  # a name that the hub can't have
-            return None
-        if not isinstance(found, str):
-            return None
-        path = pathlib.Path(found).parent
-    if path.is_file():
-        return path if path.suffix == ".gguf" else None
-    names = ("model.safetensors.index.json", "model.safetensors")
-    return path if any((path / name).is_file() for name in names) else None
-
-
-def problem_of_files(model, revision, tied):
-    """Why a server would load other weights than the calibrated ones, though files_of() names the same files, or none;
-    "": nothing is wrong. `tied`: the model's output matrix is its embedding."""
-    folder = files_of(model, revision)
-    if folder is None or folder.suffix == ".gguf":
-        return ""
-    stamps = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.glob("*.safetensors*")))
-    return _problem_of_stamped(folder, tied, stamps)
-
-
-@functools.lru_cache(maxsize=8)
-def _problem_of_stamped(folder, tied, stamps):
-    try:
-        index, names = folder / "model.safetensors.index.json", set(_stored(folder))
-        if (folder / "model.safetensors").is_file() and index.is_file():
-            others = set(json.loads(index.read_text())["weight_map"].values()) - {"model.safetensors"}
-            if others:
-                return (f"{folder} holds two sets of them. oscar-calibrate and transformers read model.safetensors, vLLM the files "
-                        f"that the index names, {min(others)} first; take away those that are not the model's")
-    except (OSError, KeyError, ValueError) as error:
-        return str(error)
-    if not tied and any(name.endswith("embed_tokens.weight") for name in names) and not any(
-            "lm_head" in name or "output" in name for name in names):
-        return (f"{folder} has no output matrix (lm_head), and config.json does not tie it to the embedding "
-                "(tie_word_embeddings)")
-    return ""
-
-
-def _stored(folder):
-    """{name: (file, its header's end, entry)} of the tensors in a folder's safetensors files. Raises OSError for a file that
-    is not there, ValueError for one that is no whole file of that format."""
-    folder = pathlib.Path(folder)
-    index = folder / "model.safetensors.index.json"
-    shards = ["model.safetensors"]
-    if not (folder / shards[0]).is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    entries = {}
-    for shard in shards:
-        with open(folder / shard, "rb") as file:
-            start, length = file.read(8), (folder / shard).stat().st_size
-            size, = struct.unpack("<Q", start) if len(start) == 8 else (length,)
-            if 8 + size > length:
-                raise ValueError(f"{folder / shard} is no file of safetensors: cut short, or a pointer of Git LFS")
-            header = json.loads(file.read(size))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-            if 8 + size + end > length:
-                raise ValueError(f"{folder / shard} is cut short: {length} bytes of {8 + size + end}")
-        for name, entry in header.items():
-            if name != "__metadata__":
-                entries[name] = (folder / shard, 8 + size, entry)
-    return entries
-
-
-def fingerprint(folder, all_bytes=False):
-    """That of SafetensorsWeights::fingerprint (lib/oscar/io/safetensors.cpp)."""
-    digest = hashlib.sha256()
-    for name, (path, base, entry) in sorted((name.encode(), place) for name, place in _stored(folder).items()):
-        digest.update(b"%d %s\n" % (len(name), name))
-        digest.update(f"{entry['dtype']}\n{list(entry['shape'])}\n".encode())
-        begin, end = entry["data_offsets"]
-        with open(path, "rb") as file:
-            whole = all_bytes or end - begin <= 2 * _ENDS
-            for first, last in ((begin, end),) if whole else ((begin, begin + _ENDS), (end - _ENDS, end)):
-                file.seek(base + first)
-                for place in range(first, last, 1 << 20):
-                    digest.update(file.read(min(1 << 20, last - place)))
-    return digest.hexdigest()
-
-
 _FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _ENTRIES = 64  # of a tensor that are compared with its file
 
@@ -479,7 +375,7 @@ def other_than_files(model, layers, folder):
 
     Compared are entries of every parameter whose name is in the files, by compare()'s rule. It can't be told unless
     all parameters of `layers` are among them."""
-    files = _stored(folder)
+    files = tensors_of(folder)
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if hasattr(module, "base_layer") and _acting(module):
@@ -540,11 +436,3 @@ def _same_entries(tensor, path, base, entry, maps):
     kept = torch.from_numpy(stored).view(dtype)[:, 0].bfloat16().float()
     found = tensor.reshape(-1)[places.to(tensor.device)].float().cpu()
     return bool(_rounds_to(found, kept, torch.tensor(tensor.dtype == torch.float16)).all())
-
-
-def _sha256_of(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import serving_case
 import oscar_int2
 import oscar_int2.transformers
-from oscar_int2 import weights
+from oscar_int2 import weight_files, weights
 from oscar_int2.calibration import calibrate
 from oscar_int2.errors import BundleMismatchError
 from oscar_int2.transformers import apply, remove
@@ -278,7 +278,7 @@ class Recorded(WeightsTest):
         sharded = self.folder / "sharded"
         self.loaded().save_pretrained(sharded, max_shard_size="100KB")
         self.assertGreater(len(list(sharded.glob("*.safetensors"))), 1)
-        self.assertEqual(self.recorded(self.loaded(folder=sharded)), (weights.fingerprint(sharded), []))
+        self.assertEqual(self.recorded(self.loaded(folder=sharded)), (weight_files.fingerprint(sharded), []))
 
     def test_weights_that_were_edited_are_not(self):
         for name, part in (("self_attn.k_proj", slice(32, 64)), ("self_attn.o_proj", (slice(None), slice(64, 128))),

@@ -263,15 +263,21 @@ std::vector<std::vector<int32_t>> strided_windows(const TokenSequences& pieces, 
 
 // Shares of n-grams, with their intervals.
 
+std::vector<std::vector<int32_t>> counted_sequences(
+    const std::vector<std::vector<int32_t>>& sequences, int64_t first_position) {
+  std::vector<std::vector<int32_t>> counted;
+  for (const auto& sequence : sequences) {
+    if (std::ssize(sequence) > first_position) counted.push_back(sequence);
+  }
+  return counted;
+}
+
 Json overlap_json(const NgramFingerprint& fingerprint,
                   const std::vector<std::vector<int32_t>>& sequences, int64_t first_position) {
   Json json = {{"known", false}};
   if (fingerprint.empty()) return json;
-  std::vector<std::vector<int32_t>> evaluated;
-  for (const auto& sequence : sequences) {
-    if (static_cast<int64_t>(sequence.size()) > first_position) evaluated.push_back(sequence);
-  }
-  const NgramOverlap overlap = overlap_with(fingerprint, evaluated);
+  const NgramOverlap overlap =
+      overlap_with(fingerprint, counted_sequences(sequences, first_position));
   json["ngram"] = kNgramTokens;
   json["sampled"] = overlap.sampled;
   if (overlap.sampled == 0) return json;

@@ -86,6 +86,10 @@ int64_t score_bytes(int64_t vocab_size);
 std::vector<std::vector<int32_t>> strided_windows(const TokenSequences& pieces, int64_t window,
                                                   int64_t stride);
 
+// Those of the sequences of which tokens count, from `first_position` on.
+std::vector<std::vector<int32_t>> counted_sequences(
+    const std::vector<std::vector<int32_t>>& sequences, int64_t first_position);
+
 // Leakage guard: how much of an evaluation's text a bundle was made from.
 
 // Entry `overlap` of a bundle in the report (SCHEMA.md). Of `sequences` those with more than

@@ -269,15 +269,6 @@ Json counted_part(const EvaluateOptions& options, const Work& work, const Evalua
   return part;
 }
 
-// Share of the sequences that count.
-double counted_copies(const Work& work) {
-  std::vector<std::vector<int32_t>> counted;
-  for (const auto& sequence : work.session.corpus.sequences) {
-    if (std::ssize(sequence) > work.first) counted.push_back(sequence);
-  }
-  return repeated_share(counted);
-}
-
 // What the report is about (verdict.h): its row among `methods`.
 std::optional<size_t> judged_method(const Json& report, const std::vector<Method>& methods) {
   const ReportData data = read_report(report);
@@ -293,7 +284,11 @@ bool add_figures(const EvaluateOptions& options, const Work& work, const Evaluat
                  const RowFindings& rows, Json& report) {
   bool any = false;
   const std::optional<size_t> judged = judged_method(report, work.methods);
-  const double copies = work.text ? counted_copies(work) : 0;
+  // Windows that advance by --stride repeat each other.
+  const double copies =
+      work.text && options.stride == 0
+          ? repeated_share(counted_sequences(work.session.corpus.sequences, work.first))
+          : 0;
   const auto add_text = [&](const TextTask& task, const TextState& counted,
                             const std::vector<LayerErrorSums>& errors, Json& to) {
     if (counted_tokens(counted) < kFewestTokens) return false;

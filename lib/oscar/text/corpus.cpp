@@ -41,6 +41,10 @@ constexpr const char* kKnownColumns =
     "'answer', 'text' or 'content'";
 constexpr std::string_view kIdColumns[] = {"input_ids", "token_ids", "tokens", "ids"};
 
+bool is_blank(const std::string& text) {
+  return text.find_first_not_of(" \t\n\v\f\r") == std::string::npos;
+}
+
 bool has(const Json& row, const char* key) {
   const auto found = row.find(key);
   return found != row.end() && !found->is_null();
@@ -100,8 +104,7 @@ std::optional<ReadDocument> read_plain_row(const Json& row) {
     if (in_two == (std::string_view(key) == "text")) continue;
     if (!row[key].is_string()) return bad_row("'" + std::string(key) + "' is not text");
     const auto& text = row[key].get_ref<const std::string&>();
-    if (std::string_view(key) == "completion" &&
-        text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    if (std::string_view(key) == "completion" && is_blank(text)) {
       return bad_row("'prompt' needs 'completion' beside it");
     }
     document.text += text;
@@ -225,10 +228,6 @@ std::string token_dataset(const InputFile& file) {
                  .found = count == 0 ? "no dataset" : names});
   }
   return only;
-}
-
-bool is_blank(const std::string& text) {
-  return text.find_first_not_of(" \t\n\v\f\r") == std::string::npos;
 }
 
 void add_text(std::string text, bool is_chat, CorpusContent& content) {

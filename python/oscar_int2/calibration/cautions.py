@@ -24,9 +24,9 @@ def stored_convergence(path):
 
 def cautions_of(found, format, name):
     """[{kind, sentence}] of what evaluate() found over bundle `name` of this CacheFormat."""
-    said = {"few-tokens": few_tokens(found), "repeated-text": repeated_text(found), "other-cache": early(found["first_position"], format, name),
-            "shared-text": caution(found["overlap"], name), "little-text": little_text(found["convergence"], name),
-            "predicts-nothing": predicts_nothing(found)}
+    said = {"few-tokens": few_tokens(found), "repeated-text": repeated_text(found),
+            "other-cache": early(found["first_position"], format, name), "shared-text": caution(found["overlap"], name),
+            "little-text": little_text(found["convergence"], name), "predicts-nothing": predicts_nothing(found)}
     return [{"kind": kind, "sentence": sentence} for kind, sentence in said.items() if sentence]
 
 
@@ -48,8 +48,8 @@ def few_tokens(found):
     pieces, sequences = (f"{number} {what}{'s' if number != 1 else ''}" for number, what in (
         (found["units"], "piece"), (found["sequences"], "sequence")))
     copies = " with copies" if repeated_text(found) else ""
-    return (f"the evaluation counts {found['tokens']:,} tokens{copies} in {pieces} of at most {UNIT_TOKENS} tokens ({sequences}), too few "
-            f"for 95% intervals; use {FEWEST_UNITS} sequences or {FEWEST_UNITS * UNIT_TOKENS:,} tokens and more")
+    return (f"the evaluation counts {found['tokens']:,} tokens{copies} in {pieces} of at most {UNIT_TOKENS} tokens ({sequences}), "
+            f"too few for 95% intervals; use {FEWEST_UNITS} sequences or {FEWEST_UNITS * UNIT_TOKENS:,} tokens and more")
 
 
 def predicts_nothing(found):

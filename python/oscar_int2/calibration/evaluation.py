@@ -78,7 +78,8 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
     found = {"tokens": tokens, "first_position": max(first, 1), "units": len(units), "sequences": len(counted),
-             "repeated_share": copies, "overlap": shared, "convergence": stored_convergence(bundle.path), "vocab_size": text_config(model).vocab_size,
+             "repeated_share": copies, "overlap": shared, "convergence": stored_convergence(bundle.path),
+             "vocab_size": text_config(model).vocab_size,
              **_figures(units, has_few_units(len(units), copies))}
     return found | {"cautions": cautions_of(found, format, pathlib.Path(bundle.path).name)}
 

@@ -16,7 +16,8 @@ from .._version import __version__
 from ..bundle import NUMERIC_KEYS, content_sha256
 from ..recipe import METADATA_DTYPES
 from ..rope import inverse_frequencies, yarn_attention_factor
-from ..weights import Unknown, adapter_beside, fingerprint, other_than_files
+from ..weight_files import fingerprint
+from ..weights import Unknown, adapter_beside, other_than_files
 from .layers import decoder_layers, text_config
 from .probe import Rope
 from .shared_text import CAPACITY, NGRAM, RULE, ngram_hashes

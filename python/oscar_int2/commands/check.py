@@ -39,8 +39,8 @@ def refuse_bf16():
     """Raises UnsupportedError where this environment keeps vLLM from loading the plugin."""
     from vllm import envs
     if envs.VLLM_PLUGINS is not None and "oscar_int2" not in envs.VLLM_PLUGINS:
-        raise UnsupportedError(f"VLLM_PLUGINS is {','.join(envs.VLLM_PLUGINS)!r}, so that vLLM does not load the plugin oscar_int2, and its "
-                               "cache would be BF16; name it there too, or unset the variable")
+        raise UnsupportedError(f"VLLM_PLUGINS is {','.join(envs.VLLM_PLUGINS)!r}, so that vLLM does not load the plugin "
+                               "oscar_int2, and its cache would be BF16; name it there too, or unset the variable")
 
 
 def compared(config, files):

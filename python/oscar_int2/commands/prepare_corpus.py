@@ -93,7 +93,9 @@ def documents_of(file, template):
                 if isinstance(row, BadRow):
                     raise row
                 text, is_chat = document_of(row, template)
-                yield (text, is_chat) if text.strip() else BadRow(f"{file}, {place}: its text is empty")
+                if not text.strip():
+                    raise BadRow("its text is empty")
+                yield text, is_chat
             except BadRow as error:
                 yield BadRow(f"{file}, {place}: {error}")
     except (OscarError, UnicodeDecodeError) as error:

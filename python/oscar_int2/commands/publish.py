@@ -53,8 +53,7 @@ def parse(words):
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
                         "text), little-text (the calibration text is not enough, or could not be judged), "
                         "few-tokens (the evaluation has too few for intervals), repeated-text (it counts copies) or "
-                        "predicts-nothing (the model itself "
-                        "guesses)")
+                        "predicts-nothing (the model itself guesses)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder to make")
     arguments, unknown = parser.parse_known_args(words)
     if unknown:

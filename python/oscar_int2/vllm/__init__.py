@@ -6,7 +6,6 @@ running request. What this version does not serve is refused by name (settings.p
 """
 import functools
 import importlib
-import os
 
 from ..errors import UnsupportedError
 from . import settings

@@ -127,6 +127,7 @@ def _follow_configuration():
             finally:  # they may be read again, without a bundle
                 vars(self).update(before)
             settings.check(config)
+            settings.check_files(config)
             config.attention_config.backend = None  # Attention.__init__ says which layers have ours
             settings.announce(config)
             return config

@@ -14,7 +14,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from .. import weights
+from .. import weight_files, weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..errors import BundleError, UnsupportedError
@@ -407,8 +407,15 @@ def check(config: VllmConfig):
                                    f"{f'; {instead}' if instead else ''}")
     check_chunks(config)
     bundle(config).check_model(model.hf_text_config)
-    if config.load_config.load_format in ("auto", "hf", "safetensors"):
-        tied = any(getattr(part, "tie_word_embeddings", True) for part in (model.hf_config, model.hf_text_config))
-        problem = weights.problem_of_files(model.model, model.revision, tied)
-        if problem:
-            raise UnsupportedError(f"vLLM would not load the weights that were calibrated: {problem}")
+
+
+def check_files(config: VllmConfig):
+    """Raises UnsupportedError where the files of the model, if they are there, are not those that vLLM would load, or not
+    whole."""
+    model = config.model_config
+    if config.load_config.load_format not in ("auto", "hf", "safetensors"):
+        return
+    tied = any(getattr(part, "tie_word_embeddings", True) for part in (model.hf_config, model.hf_text_config))
+    problem = weight_files.problem_of_files(model.model, model.revision, tied)
+    if problem:
+        raise UnsupportedError(f"vLLM would not load the weights that were calibrated: {problem}")

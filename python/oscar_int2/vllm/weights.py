@@ -38,7 +38,9 @@ class Loaded:
 
     def check(self):
         """Raises BundleMismatchError for weights that the bundle was not calibrated on, unless the
-        configuration accepts any."""
+        configuration accepts any. Raises UnsupportedError as settings.check_files() does: files that were there for no
+        configuration are there now."""
+        settings.check_files(self.config)
         model = self.config.model_config
         dummy = self.config.load_config.load_format == "dummy"  # then the model's files say nothing
         if self.parts:

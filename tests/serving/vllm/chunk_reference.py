@@ -1,4 +1,7 @@
 """What attention of a prompt in chunks has to give: recorded from an engine, and worked out in float64."""
+import contextlib
+from unittest import mock
+
 import torch
 
 # Of an output row, in shares of what its values weigh: the weights and the row are rounded to bf16,
@@ -39,8 +42,6 @@ class Recorder:
         """Returns (steps that read INT2 rows, the largest error of an output row, in shares of what
         the values of its keys weigh), and raises AssertionError unless the engine's pages hold the
         bytes of one append of all rows."""
-        from oscar_int2 import ops
-
         q, k, v, out = (torch.cat(rows) for rows in zip(*self.steps))
         codec = self.codec
         turned = codec.transform_qkv(q, k, v)
@@ -63,7 +64,7 @@ class Recorder:
                                           codec.sm_scale, sinks)
             if not raw:
                 shared = o.shape[1] // values.shape[1]
-                named = dict(zip(ops.recipe_names().split(), codec.recipe[len(codec.recipe) // 2:]))
+                named = tensors_of_side(codec, 1)
                 back = named["partner"].double().repeat_interleave(shared, 0)
                 o = torch.einsum("nhd,hde->nhe", o, back)
                 weighed = weighed * torch.linalg.matrix_norm(back, 2)
@@ -79,8 +80,7 @@ class Recorder:
     @staticmethod
     def _centered(codec, q):
         """What logits of queries lose where the mean of keys is subtracted: float64 [rows, heads]."""
-        named = dict(zip(ops_names(), codec.recipe[:len(codec.recipe) // 2]))
-        mean = named["mean"].double()
+        mean = tensors_of_side(codec, 0)["mean"].double()
         if not mean.numel():
             return 0
         mean = mean.repeat_interleave(q.shape[1] // len(mean), 0)
@@ -110,9 +110,32 @@ class Recorder:
         return found[0]
 
 
-def ops_names():
+def tensors_of_side(codec, side):
+    """Those of a codec's recipe by name, of keys (0) or values (1)."""
     from oscar_int2 import ops
-    return ops.recipe_names().split()
+
+    names = ops.recipe_names().split()
+    return dict(zip(names, codec.recipe[side * len(names):]))
+
+
+@contextlib.contextmanager
+def flash_attention(engine, look):
+    """As on a GPU: an engine asks vLLM's FlashAttention for prompts, in whose place torch answers.
+    `look(q, k, v, queries, keys, **options)` sees each call, with Packed of chunk and keys."""
+    from oscar_int2.vllm import prompts
+
+    def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, return_softmax_lse, **options):
+        queries, keys = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
+        look(q, k, v, queries, keys, longest=(max_seqlen_q, max_seqlen_k), sums=return_softmax_lse, **options)
+        sums = torch.empty(q.shape[:2]) if return_softmax_lse else None
+        prompts.causal_attention(q, k, v, out, queries, keys, softmax_scale, None, sums)
+        return (out, sums.T.contiguous()) if return_softmax_lse else out  # [heads, queries]
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in ((prompts.fa_utils, "flash_attn_varlen_func", flash),
+                                   *((layer, "fa_version", 3) for layer in engine.builder.layers)):
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        yield
 
 
 def attention(q, k, v, scale, sinks=None):

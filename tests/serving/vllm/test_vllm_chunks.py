@@ -29,12 +29,19 @@ def chunks_of(prompt, begin=0):
     return [end - start for start, end in zip(ends, ends[1:])]
 
 
-@needs_vllm
-class Chunks(case.EngineTest):
+class Canonical(case.EngineTest):
+    """One engine, of the embedded model or of a family."""
+
+    name, options = "", {"max_num_batched_tokens": NEEDED}
+
     @classmethod
     def setUpClass(cls):
-        with mock.patch.dict(os.environ, VLLM_OSCAR_CANONICAL_CHUNKS=str(CHUNK)):
-            cls.engine = case.Engine(max_num_batched_tokens=NEEDED)
+        with mock.patch.dict(os.environ, VLLM_OSCAR_CANONICAL_CHUNKS=str(CHUNK)), contextlib.ExitStack() as stack:
+            if cls.name:
+                _, cls.engine = stack.enter_context(family.serving(cls.name, **cls.options))
+            else:
+                cls.engine = case.Engine(**cls.options)
+            cls.addClassCleanup(stack.pop_all().close)
 
     def run_one(self, prompt, tokens):
         """(its output, its tokens that came from shared blocks, tokens of each of its steps)"""
@@ -48,6 +55,9 @@ class Chunks(case.EngineTest):
         for x, y in zip(one.logprobs, other.logprobs):
             self.assertEqual({token: p.logprob for token, p in x.items()}, {token: p.logprob for token, p in y.items()})
 
+
+@needs_vllm
+class Chunks(Canonical):
     def test_a_prompt_is_computed_in_whole_chunks(self):
         for tokens in (100, CHUNK + RECENT, CHUNK + RECENT + 1, 2 * CHUNK + RECENT, 760):
             with self.subTest(tokens=tokens):
@@ -107,55 +117,32 @@ class Chunks(case.EngineTest):
 
 
 class Beside:
-    """Canonical chunks beside something else: Chunks.test_an_answer_is_the_same_with_and_without_shared_blocks alone."""
-
-    name, options = "", {}
-
-    @classmethod
-    def setUpClass(cls):
-        cls.stack = contextlib.ExitStack()
-        cls.stack.enter_context(mock.patch.dict(os.environ, VLLM_OSCAR_CANONICAL_CHUNKS=str(CHUNK)))
-        options = {"max_num_batched_tokens": NEEDED + 3 * case.MAX_NUM_SEQS, **cls.options}
-        if cls.name:
-            _, cls.engine = cls.stack.enter_context(family.serving(cls.name, **options))
-        else:
-            cls.engine = case.Engine(**options)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.stack.close()
-
-    def answer(self, prompt, tokens):
-        name = self.engine.add(prompt, tokens)
-        return self.engine.run()[name], self.engine.cached[name]
+    """Tests beside something else, of which chunks and hits may be others."""
 
     def test_an_answer_is_the_same_with_and_without_shared_blocks(self):
         prompt = self.engine.prompt(0, 760)
         self.engine.forget()
-        cold, cached = self.answer(prompt, 24)
+        cold, cached, _ = self.run_one(prompt, 24)
         self.assertEqual(cached, 0)
-        again, cached = self.answer(prompt, 24)
+        again, cached, _ = self.run_one(prompt, 24)
         self.assertGreater(cached, 0)
         self.assertEqual(cached % CHUNK, 0)
         self.same_to_the_bit(cold, again)
         longer = prompt[:650] + self.engine.prompt(1, 200)
-        warm, cached = self.answer(longer, 24)
+        warm, cached, _ = self.run_one(longer, 24)
         self.assertGreater(cached, 0)
-        self.engine.forget()
-        self.same_to_the_bit(warm, self.answer(longer, 24)[0])
-
-    same_to_the_bit = Chunks.same_to_the_bit
+        self.same_to_the_bit(warm, self.engine.alone(longer, 24))
 
 
 @needs_vllm
-class OfWindows(Beside, case.EngineTest):
-    name, options = mixed.Windows.name, mixed.Windows.options
+class OfWindows(Beside, Canonical):
+    name, options = mixed.Windows.name, {**Canonical.options, **mixed.Windows.options}
 
 
 @needs_vllm
-class OfDrafts(Beside, case.EngineTest):
-    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
-                                      "prompt_lookup_min": 1}}
+class OfDrafts(Beside, Canonical):
+    options = {"max_num_batched_tokens": NEEDED + 3 * case.MAX_NUM_SEQS, "speculative_config": {
+        "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}
 
 
 @needs_vllm

@@ -14,6 +14,7 @@ from unittest import mock
 import vllm_case as case
 import family_case as family
 import torch
+from chunk_reference import flash_attention
 from overlapped import overlapped
 from vllm_case import needs_vllm
 
@@ -519,23 +520,13 @@ class AttentionSinks(Sharing, case.EngineTest):
 
     def test_flash_attention_would_be_asked_for_sums_too(self):
         """As on a GPU: it gives them as [heads, queries]."""
-        from oscar_int2.vllm import prompts
-
         engine, kinds = self.engine, set()
 
-        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, fa_version,
-                  return_softmax_lse):
-            self.assertTrue(return_softmax_lse)
+        def look(q, k, *_, sums, **__):
+            self.assertTrue(sums)
             kinds.add(len(k) > len(q))
-            sums = torch.empty(q.shape[:2])
-            packed = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
-            prompts.causal_attention(q, k, v, out, *packed, softmax_scale, None, sums)
-            return out, sums.T.contiguous()
 
-        with contextlib.ExitStack() as stack:
-            for owner, name, value in ((prompts.fa_utils, "flash_attn_varlen_func", flash),
-                                       *((layer, "fa_version", 3) for layer in engine.builder.layers)):
-                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        with flash_attention(engine, look):
             family.check_attention(engine, self.family.bundle, 0, 1, engine.prompt(0, 640), self.chunk)
         self.assertEqual(kinds, {False, True})
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 import vllm_case as case
 import torch
-from chunk_reference import ROUNDINGS, Recorder
+from chunk_reference import ROUNDINGS, Recorder, flash_attention
 from vllm_case import DRIFT, needs_vllm, vllm
 
 
@@ -235,30 +235,19 @@ class Serving(case.EngineTest):
     @unittest.skipIf(torch.cuda.is_available(), "FlashAttention itself runs")
     def test_flash_attention_would_get_what_it_asks_for(self):
         """As on a GPU: tables that are copied there, and one call for each kind of prompt."""
-        from oscar_int2.vllm import prompts
-
         engine, calls = self.engine, []
 
-        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                  softmax_scale, causal, fa_version, return_softmax_lse):
-            self.assertFalse(return_softmax_lse)  # without sinks
-            for starts, rows, longest in ((cu_seqlens_q, q, max_seqlen_q),
-                                          (cu_seqlens_k, k, max_seqlen_k)):
+        def look(q, k, v, queries, keys, longest, sums, causal, fa_version):
+            self.assertFalse(sums)  # without sinks
+            for starts, rows, longest in zip((queries.indptr, keys.indptr), (q, k), longest):
                 self.assertTrue(starts.is_contiguous() and rows.stride(-1) == 1)
                 self.assertEqual((starts.dtype, rows.dtype), (torch.int32, torch.bfloat16))
                 self.assertEqual((starts[0], starts[-1]), (0, len(rows)))
                 self.assertEqual(starts.diff().max(), longest)
             self.assertEqual((len(k), causal, fa_version), (len(v), True, 3))
             calls.append((len(starts) - 1, len(k) > len(q)))
-            packed = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
-            prompts.causal_attention(q, k, v, out, *packed, softmax_scale, None)
 
-        with contextlib.ExitStack() as stack:
-            for owner, name, value in (
-                    (prompts.fa_utils, "flash_attn_varlen_func", flash),
-                    *((layer, "fa_version", 3) for layer in engine.builder.layers)):
-                stack.enter_context(mock.patch.object(owner, name, value, create=True))
-            stack.enter_context(engine.in_chunks(450))
+        with flash_attention(engine, look), engine.in_chunks(450):
             with Recorder(engine, 5) as recorder:
                 engine.alone(engine.prompt(4, 500), 3)
             names = [engine.add(engine.prompt(i, n), 2) for i, n in ((0, 200), (1, 90), (2, 400))]

@@ -7,6 +7,7 @@
 
 #include "oscar/bundle/match.h"
 #include "oscar/eval/report/figures.h"
+#include "oscar/text/repeats.h"
 
 namespace oscar {
 namespace {
@@ -140,6 +141,7 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
         {"predicts-nothing", "Model",
          "perplexity below the size of the vocabulary, and not alike on all text"},
         {"other-cache", "Cache", "the one that is served"}};
+    static_assert(kNotableRepeats == 0.2);
     static_assert(kFewestUnits == 8 && kFewestUnits * kUnitTokens == 4096);  // as said there
     const Words* const words =
         std::ranges::find_if(kWords, [&](const Words& w) { return caution.kind == w.kind; });

@@ -33,7 +33,7 @@ def amount_bundles():
 def steps(domains, crossed, amounts=False):
     """Of a study of texts in `domains`; most steps measure the first of them."""
     texted = ("exact", "hadamard", "hadamard-clip", *PUBLISHED[:2], "perhead+clip", "portable-perhead", "orthogonal",
-              "no-weights", "unsearched", "default", *(name for name in crossed.values() if name != "default"))
+              "no-weights", "no-recall", "unsearched", "default", *(name for name in crossed.values() if name != "default"))
 
     def texts(size):
         """The headline: domain by domain, each also with separators, and chats."""

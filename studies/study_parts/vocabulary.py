@@ -137,6 +137,7 @@ def part_bundles(positions: int) -> dict:
         "no-positions": Bundle("averaging over served positions", OURS, ("--position-span", "0")),
         "no-shaped": Bundle("shaped rounding", OURS, ("--rounding", "plain")),
         "no-metric": Bundle("metric scale", OURS, ("--scale-correction", "none")),
+        "no-recall": Bundle("repeated stretches (text as it came instead)", OURS, ("--recall", "off", "--search", "off"), searched=True),
         "orthogonal": Bundle("orthogonal, searched", OURS, ("--method", "orthogonal"), searched=True),
         "default": Bundle("default of this toolkit", OURS, (), searched=True),
     }
@@ -168,7 +169,7 @@ ALONE = ("perhead+center", "perhead+positions", "perhead+balanced", "perhead+sha
 STEPS = ("perhead", "perhead+center", "step-positions", "step-shaped", "step-metric", "step-balanced", "step-weights",
          "step-centres", "unsearched", "default")
 WITHOUT = ("no-balanced", "hadamard-all", "no-heads", "no-center", "no-centres", "no-weights", "no-positions",
-           "no-shaped", "no-metric", "step-centres")
+           "no-shaped", "no-metric", "no-recall", "step-centres")
 SEPARATED = (*MAIN, "no-centres", "no-weights")
 SIDES = ("hadamard-clip", "perhead", "unsearched", "default")
 CURVES = ("perhead", "unsearched")

@@ -335,7 +335,6 @@ def check_streamed(config: VllmConfig):
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
     from vllm import envs
-    from vllm.platforms import current_platform
 
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
@@ -391,8 +390,6 @@ def check(config: VllmConfig):
          and layers.sees_less(drafter.hf_text_config), "one whose layers all see all tokens"),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
-        ("linear attention in the second model runner on a GPU",
-         model.is_hybrid and config.use_v2_model_runner and current_platform.is_cuda(), "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("layers with a window that have none in the bundle",
          layers.sees_less(model.hf_text_config) and not mixed
          and (getattr(model.hf_text_config, "sliding_window", None) or 0) < model.max_model_len,

@@ -257,9 +257,7 @@ class MixedTraffic(Mixed):
     def test_what_such_models_are_not_served_with_is_refused_by_name(self):
         from oscar_int2 import UnsupportedError
         from oscar_int2.vllm import settings
-        from vllm.config import VllmConfig
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.platforms import current_platform
 
         options = {**case.OPTIONS, **self.options, "skip_tokenizer_init": True,
                    "language_model_only": "whole" in self.name}
@@ -278,10 +276,6 @@ class MixedTraffic(Mixed):
             bf16 = EngineArgs(str(self.family.folder), **options).create_engine_config()
         self.assertEqual(made.cache_config.enable_prefix_caching, bf16.cache_config.enable_prefix_caching)
         if made.model_config.is_hybrid:
-            with mock.patch.object(VllmConfig, "use_v2_model_runner", True), \
-                    mock.patch.object(current_platform, "is_cuda", lambda: True), self.assertRaisesRegex(
-                        UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
-                settings.check(made)
             for ranks in "tensor_parallel_size", "pipeline_parallel_size":
                 with mock.patch.object(made.cache_config, "enable_prefix_caching", True), \
                         mock.patch.object(made.parallel_config, ranks, 2), self.assertRaisesRegex(

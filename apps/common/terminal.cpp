@@ -114,6 +114,7 @@ void TerminalProgress::note(const std::string& text) {
 }
 
 void TerminalProgress::warn(const std::string& text) {
+  if (json_) return say("{}\n", Json{{"warning", text}}.dump(-1, ' ', true, kReplaced));
   if (terminal_ && !quiet_) say("\r\033[K");
   app::warn(text);
 }

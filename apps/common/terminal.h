@@ -42,7 +42,7 @@ inline constexpr const char* kStandardOutput = "-";
 // Progress of long work: one line with rate and time left on a terminal, plain lines otherwise.
 // Where it is quiet, warnings alone.
 // With OSCAR_PROGRESS=json in the environment, for programs that show it themselves, lines of JSON:
-// {"stage", "unit", "total" (0: unknown), "done", "ended"} and {"note"}.
+// {"stage", "unit", "total" (0: unknown), "done", "ended"}, {"note"} and {"warning"}.
 
 class TerminalProgress final : public Progress {
  public:

@@ -451,13 +451,19 @@ def _whole_text(row):
     return text
 
 
+def _is_prompt(row):
+    """Whether a row says itself that the answer comes next."""
+    settings = row.get("chat_template_kwargs")
+    return isinstance(settings, dict) and settings.get("add_generation_prompt") is True
+
+
 def _read(row):
     """(messages, None) or (None, text) of a row without nulls."""
     for key in filter(row.__contains__, _CONVERSATIONS):
         messages = _under_system(_messages(row[key], key), row)
         if messages[-1]["role"] != "assistant" and _answer(row)[0]:
             return _answered(messages, row), None
-        if not _answers(messages):
+        if not _answers(messages) and not _is_prompt(row):
             raise BadRow(f"'{key}' holds no answer")
         return messages, None
     for key in ("prompt", "input"):

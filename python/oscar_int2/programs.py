@@ -186,6 +186,8 @@ def _follow(process, bars: Bars, say) -> list:
             told = json.loads(line)
             if "note" in told:
                 _log.info(say(told["note"]))
+            elif "warning" in told:
+                _log.warning(say(told["warning"]))
             else:
                 bars.show(told)
         elif line.startswith("warning: "):

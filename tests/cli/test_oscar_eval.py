@@ -276,6 +276,21 @@ class OscarEval(unittest.TestCase):
         self.assertIn("bits: per cached element, at 640 tokens", result.stdout)
         self.assertRegex(result.stdout, r"identity +9\.12")
 
+    def test_needles_are_asked_for_in_the_models_chat_template(self):
+        model, report = self.folder / "chatting", self.folder / "chatting.json"
+        model.mkdir()
+        for file in MODEL.iterdir():
+            (model / file.name).symlink_to(file)
+        settings = json.loads((MODEL / "tokenizer_config.json").read_text())
+        settings["chat_template"] = ("{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+                                     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}")
+        (model / "tokenizer_config.json").unlink()
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+        result = run(model, *self.small, "--compare", "exact", "--tasks", "niah", "--needle-lengths", 400, "--needle-prompts", 4,
+                     "--json", report)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(report.read_text())["methods"]["exact"]["niah"]["prompts"], 4)
+
     def test_generated_answers_agree_with_teacher_forcing(self):
         out = self.folder / "needles.json"
         result = run(MODEL, *self.small, "--compare", "hadamard", "--tasks", "niah",

@@ -487,6 +487,14 @@ class Api(unittest.TestCase):
         self.assertTrue(any("token-layers" in line for line in log.output), log.output)
         self.assertTrue(any("end a document or a turn" in line for line in log.output), log.output)  # a note
 
+    def test_rows_that_are_left_out_are_warned_of(self):
+        corpus = self.place / "half.jsonl"
+        corpus.write_text(CALIBRATION.read_text() + '{"messages": 5}\n')
+        with self.assertLogs("oscar_int2", logging.WARNING) as log:
+            oscar_int2.calibrate("tiny-gqa", corpus, self.place / "half.h5", **FAST)
+        [said] = [record.getMessage() for record in log.records if "left out" in record.getMessage()]
+        self.assertRegex(said, r"half.jsonl: left out rows without a document: 1\n  line \d+: ")
+
     def test_ctrl_c_saves_and_the_run_goes_on_from_there(self):
         out = self.place / "stopped.h5"
         options = FAST | {"max_tokens": 8192}

@@ -179,7 +179,7 @@ TEST(Corpus, RowsWithoutADocumentAreLeftOutAndCountedOrEndAStrictRun) {
   EXPECT_EQ(result.record.sources[0].documents_used, 2);
   EXPECT_EQ(result.record.sources[0].dropped,
             std::vector<std::string>{"rows without a document: 4"});
-  const auto notes = corpus_notes(result.record);
+  const auto notes = corpus_warnings(result.record);
   ASSERT_EQ(notes.size(), 1u);
   for (const char* word : {"a.jsonl: left out rows without a document: 4", "line 2: ",
                            "line 4: no 'messages'", "line 5: 'prompt' needs 'completion'"}) {
@@ -187,7 +187,7 @@ TEST(Corpus, RowsWithoutADocumentAreLeftOutAndCountedOrEndAStrictRun) {
   }
   const auto latin_1 =
       s.load(s.folder.write("b.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xe9\"}\n"));
-  EXPECT_TRUE(contains(corpus_notes(latin_1.record)[0], "b.jsonl > ")) << "the command";
+  EXPECT_TRUE(contains(corpus_warnings(latin_1.record)[0], "b.jsonl > ")) << "the command";
   s.options.strict = true;
   EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "line 2"));
 }
@@ -201,7 +201,7 @@ TEST(Corpus, AFolderNamesTheFileOfARowAndLeavesOutFilesWithoutDocuments) {
   s.folder.write("texts/c.jsonl", "{\"text\": \"y\"}\n[1]\n");
   const auto result = s.load(folder.string());
   EXPECT_EQ(result.record.sources[0].documents_used, 2);
-  const auto notes = corpus_notes(result.record);
+  const auto notes = corpus_warnings(result.record);
   ASSERT_EQ(notes.size(), 1u);
   for (const char* word : {"rows without a document: 4", "a.jsonl, line 2: no 'messages'",
                            "b.jsonl, line 1: no 'messages'"}) {
@@ -421,7 +421,7 @@ TEST(Corpus, ConversationsThatCannotBeRenderedAreNamedByLine) {
                      "{\"messages\": [{\"role\": \"assistant\", \"content\": \"fine\"}]}\n");
   const auto result = s.load(path);
   EXPECT_EQ(result.record.sources[0].documents_used, 1);
-  const auto notes = corpus_notes(result.record);
+  const auto notes = corpus_warnings(result.record);
   ASSERT_EQ(notes.size(), 1u);
   for (const char* word : {"rows without a document: 3", "line 1: ", "line 2: message 1",
                            "line 3: the chat template refuses it: no critic"}) {

@@ -176,7 +176,7 @@ TokenSequences make_sequences(const CalibrateOptions& options, int sequence_leng
     return sample_sequences(corpus, part.self_tokens, model, limits, progress);
   }
   TokenSequences sequences = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
-  for (const std::string& note : corpus_notes(sequences.record)) progress.note(note);
+  for (const std::string& warning : corpus_warnings(sequences.record)) progress.warn(warning);
   if (!separators.empty() && sequences.record.separators == "none" &&
       is_rare(sequences.sequences, separators)) {
     progress.note(fmt::format(

@@ -427,7 +427,7 @@ TokenSequences open_corpus(const EvaluateOptions& options, const Session& sessio
   }
   TokenSequences sequences = load_corpus(corpus_argument(options, session.checkpoint),
                                          session.tokenizer ? &*session.tokenizer : nullptr, corpus);
-  for (const std::string& note : corpus_notes(sequences.record)) progress.note(note);
+  for (const std::string& warning : corpus_warnings(sequences.record)) progress.warn(warning);
   if (const std::string padding = padding_warning(sequences); !padding.empty()) {
     progress.warn(padding);
   }

@@ -730,22 +730,22 @@ TokenSequences load_corpus(const std::string& argument, const Tokenizer* tokeniz
   return result;
 }
 
-std::vector<std::string> corpus_notes(const CorpusRecord& record) {
-  std::vector<std::string> notes;
+std::vector<std::string> corpus_warnings(const CorpusRecord& record) {
+  std::vector<std::string> warnings;
   for (const CorpusSource& source : record.sources) {
     if (source.lost_bytes > 0) {
-      notes.push_back(source.name + ": left out " + std::to_string(source.lost_bytes) +
-                      " bytes that the vocabulary cannot write");
+      warnings.push_back(source.name + ": left out " + std::to_string(source.lost_bytes) +
+                         " bytes that the vocabulary cannot write");
     }
     if (source.bad_rows.empty()) continue;
-    std::string note = source.name + ": left out rows that hold no document";
+    std::string warning = source.name + ": left out rows that hold no document";
     for (const std::string& dropped : source.dropped) {
-      if (dropped.starts_with("rows without")) note = source.name + ": left out " + dropped;
+      if (dropped.starts_with("rows without")) warning = source.name + ": left out " + dropped;
     }
-    for (const std::string& row : source.bad_rows) note += "\n  " + row;
-    notes.push_back(std::move(note));
+    for (const std::string& row : source.bad_rows) warning += "\n  " + row;
+    warnings.push_back(std::move(warning));
   }
-  return notes;
+  return warnings;
 }
 
 TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents,

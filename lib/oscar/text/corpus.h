@@ -143,7 +143,7 @@ TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents
 std::string write_sequences_npy(const TokenSequences& sequences, const std::filesystem::path& path);
 
 // What of it a user should know before a run: rows that were left out, bytes that are lost.
-std::vector<std::string> corpus_notes(const CorpusRecord& record);
+std::vector<std::string> corpus_warnings(const CorpusRecord& record);
 
 // The documents of a .jsonl file whose lines hold `text`, or `prompt` and `completion` as text.
 // Blank lines are skipped. None where a line holds a conversation, or further columns that may

@@ -396,7 +396,10 @@ def check(config: VllmConfig):
          "calibrate the model as its config.json is now"),
         ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),
         ("MLA", model.use_mla, ""),
-        ("attention that is not causal", attention.use_non_causal, ""),
+        ("attention that is not causal",
+         attention.use_non_causal or getattr(model.hf_text_config, "is_causal", True) is False, ""),
+        ("dual chunk attention", getattr(model.hf_text_config, "dual_chunk_attention_config", None),
+         "leave dual_chunk_attention_config out of config.json"),
         ("backends by kind of layer", attention.backend_per_kind, ""))
     for what, found, instead in refused:
         if found:

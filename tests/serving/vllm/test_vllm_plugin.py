@@ -387,6 +387,9 @@ class Refusals(unittest.TestCase):
         for owner, name, value, words in (
                 (config.parallel_config, "enable_fault_tolerance", True, "fault tolerance"),
                 (config.model_config, "enable_cumem_allocator", True, "sleep mode"),
+                (config.model_config.hf_text_config, "is_causal", False, "attention that is not causal"),
+                (config.model_config.hf_text_config, "dual_chunk_attention_config", {"chunk_size": 8192},
+                 "dual chunk attention in vLLM; leave dual_chunk_attention_config out of config.json"),
                 (config, "speculative_config", device_decides, "adaptive verification"),
                 (config, "speculative_config", sees_less, "drafts by a model with windows or linear attention in vLLM; one")):
             with self.subTest(name), mock.patch.object(owner, name, value, create=True), \

@@ -58,6 +58,11 @@ def table_rows(page, heading):
     return tables(page, heading)[0]
 
 
+def with_sign(difference):
+    """Points of a difference of shares, with its interval."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in difference))
+
+
 def kl(run_name, method):
     return figures.RunFigures(STUDY["runs"][run_name]).kl(method)[0]
 
@@ -104,7 +109,7 @@ class Figures(unittest.TestCase):
             self.assertGreater(len(rows), 6)
             for row in rows:
                 of = scored[{"all tasks": "all", "HumanEval": "all humaneval"}.get(row[0], row[0])]
-                difference = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["int2"]["difference"]))
+                difference = with_sign(of["int2"]["difference"])
                 prompts, more = around(of)
                 self.assertEqual(row[1:], [*prompts, *(f"{100 * of[cache]['score']:.1f}" for cache in ("bf16", "int2")),
                                            difference, *more])
@@ -118,7 +123,7 @@ class Figures(unittest.TestCase):
         for row in rows:
             of = TASKS["figures"]["greedy"]["all"][names[row[0]]]
             self.assertEqual(row[1:], [f"{of['prompts']:,}", f"{100 * of['score']:.1f}%",
-                                       "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["difference"]))])
+                                       with_sign(of["difference"])])
 
     def test_why_needles_lose_is_what_was_measured(self):
         texts = ("base4", "base16", "tails4", "chats4", "half16", "chats16")
@@ -137,7 +142,7 @@ class Figures(unittest.TestCase):
             self.assertEqual(row[2], "{:+.1f}% [{:.1f}, {:.1f}]".format(*more))
             for cell, kind in zip(row[5:] if text in scored else (), ("all needles", "all quotes")):
                 difference = scored[text][kind]["int2"]["difference"]
-                self.assertIn("{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in difference)), cell)
+                self.assertIn(with_sign(difference), cell)
         with open(folder / "recall-stretches.csv", encoding="utf-8") as file:
             tried = {(row["text"], row["calibrated on"]): row for row in csv.DictReader(file)}
         for row in tried.keys() & known.keys():
@@ -150,8 +155,12 @@ class Figures(unittest.TestCase):
             self.assertIn(f"{float(of['KL']):.4f} ±{float(of['standard error']):.4f}".replace("0.", "."), said)
             if perplexity:
                 self.assertIn("{:+.1f}% [{:.1f}, {:.1f}]".format(*(float(of[name]) for name in ("perplexity above BF16 %", "low", "high"))), said)
-        shown = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in scored["chats16"]["all needles"]["int2"]["difference"]))
-        self.assertIn(f"loses none: {shown}", section("README.md", "Limits"))
+        off = json.loads((folder / "recall-off" / "tasks.json").read_text())["figures"]
+        now, before = ({kind: with_sign(of["greedy"][kind]["int2"]["difference"])
+                        for kind in ("all needles", "all quotes")} for of in (TASKS["figures"], off))
+        self.assertIn(f"needles from {before['all needles'].partition(' ')[0]} points to [{now['all needles']}]", said)
+        second = with_sign(scored["base4"]["all quotes"]["int2"]["difference"])
+        self.assertIn(f"Quotes gain nothing: {now['all quotes']}, where text as it came had {before['all quotes']} and {second}", said)
         ours, usual = (json.loads((folder / name / "tasks.json").read_text())["scores"]["greedy/int2"]
                        for name in ("recall-chats16", "second-runner"))
         gained = [ours[prompt] - usual[prompt] for prompt in ours if not prompt.startswith("quote")]
@@ -255,7 +264,8 @@ class Figures(unittest.TestCase):
     def test_the_readme_begins_with_figures_of_its_tables(self):
         lead = MarkdownFile("README.md").text.partition("\n![")[0]
         scored = {cache: of["score"] for cache, of in TASKS["figures"]["greedy"]["all"].items()}
-        held = {run["cache"]: run["kv_tokens"] for run in TASKS["runs"] if run["sampled"] is None}
+        alone = json.loads((draw_charts.CODER_TASKS.parent / "recall-off" / "tasks.json").read_text())  # each on a whole GPU
+        held = {run["cache"]: run["kv_tokens"] for run in (*TASKS["runs"], *alone["runs"]) if run["sampled"] is None}
         sampled = TASKS["figures"]["sampled"]["all"]["int2"]["difference"]
         vllm = {row[0]: row for row in table_rows("docs/vllm.md", "Figures")}
         ms = {cache.split()[0]: float(row[3].split()[0]) for cache, row in vllm.items() if " over " not in cache}
@@ -265,6 +275,23 @@ class Figures(unittest.TestCase):
                       f"{ms['FP8'] / ms['INT2']:.1f} times as fast as FP8",
                       *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):
             self.assertIn(shown, lead)
+
+    def test_what_tasks_lose_is_what_was_counted(self):
+        """In the sentences beside the tables."""
+        limits, page = section("README.md", "Limits"), section("docs/results.md", "Qwen2.5-Coder-1.5B")
+        greedy, sampled = TASKS["figures"]["greedy"], TASKS["figures"]["sampled"]
+        quotes = greedy["all quotes"]
+        self.assertIn(f"{100 * quotes['int2']['score']:.1f}% of {quotes['int2']['pairs']} are without a fault, "
+                      f"{100 * quotes['bf16']['score']:.1f}% over BF16: {with_sign(quotes['int2']['difference']).replace(' [', ' points [')}", limits)
+        lost = ["{:.1f} {}[{:.1f}, {:.1f}]".format(-100 * mean, points, -100 * high, -100 * low) for points, (mean, low, high) in (
+            ("points ", greedy["all needles"]["int2"]["difference"]), ("", sampled["all needles"]["int2"]["difference"]))]
+        self.assertIn(f"Needles lose {lost[0]} greedily and {lost[1]} sampled", limits)
+        code = {length: greedy[f"quote of code, {length}K"] for length in (4, 16)}
+        for of in code.values():
+            self.assertIn(f"{100 * of['int2']['score']:.1f}%", page)
+            self.assertIn(f"{100 * of['bf16']['score']:.1f}% over BF16", page)
+        self.assertIn(f"({with_sign(code[16]['int2']['difference'])})", page)
+        self.assertIn(f"({with_sign(greedy['four values, 30K']['int2']['difference'])}, 18 prompts)", page)
 
     def test_every_backend_is_described_as_the_program_does(self):
         ratios = {"a ratio for each layer, KV head and side": "one a layer, head and side",

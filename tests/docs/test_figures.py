@@ -132,7 +132,14 @@ class Figures(unittest.TestCase):
             known = {(row["text"], row["calibrated on"]): row for row in csv.DictReader(file)}
         scored = {text: json.loads((folder / name / "tasks.json").read_text())["figures"]["greedy"] for text, name in
                   (("base4", "second-runner"), ("tails4", "recall-tails4"), ("half16", "recall-half16"), ("chats16", "recall-chats16"))}
-        [rows] = tables("docs/results.md", "Why needles lose")
+        rows, focused = tables("docs/results.md", "Why needles lose")
+        printed = [line.split("  ") for line in (folder / "focused-attention.txt").read_text().splitlines()[1:-1]]
+        measured = [[float(cell.strip("% ")) for cell in line[1:] if cell.strip()] for line in printed]
+        self.assertEqual(len(focused), len(measured))
+        for row, known_row in zip(focused, measured):
+            for cell, value in zip(row[1:], known_row, strict=True):
+                digits = len(cell.rstrip("%").partition(".")[2])
+                self.assertEqual(cell, f"{value:.{digits}f}%".removeprefix("0"))
         self.assertEqual(len(rows), len(texts))
         for text, row in zip(texts, rows):
             chats, tails, plain_text = (known[of, text] for of in ("chats", "tails", "plain"))

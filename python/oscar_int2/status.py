@@ -25,7 +25,7 @@ class Status:
         if self.cache == "BF16":
             return "oscar_int2: BF16, no bundle is in use"
         return (f"oscar_int2: {self.bits} bits by {self.bundle} (of {self.model!r}, content_sha256 "
-                f"{self.content_sha256[:12]}), weights: {self.weights}; prompts={self.prompts!r}, "
+                f"{self.content_sha256[:12]}), weights as found: {self.weights}; prompts={self.prompts!r}, "
                 f"demote_block={self.demote_block}; {self.tokens_int2} tokens held in 2 bits, {self.tokens_exact} exactly; "
                 f"last run: {self.last_int2} in 2 bits, {self.last_exact} exactly; {self.refused} requests refused for a "
                 f"row; self-check: {self.self_check or 'not run'}")

@@ -42,19 +42,40 @@ def problem_of_files(model, revision, tied):
 @functools.lru_cache(maxsize=8)
 def _problem_of_stamped(folder, tied, stamps):
     try:
-        index, names = folder / "model.safetensors.index.json", set(tensors_of(folder))
+        index, tensors = folder / "model.safetensors.index.json", tensors_of(folder)
         if (folder / "model.safetensors").is_file() and index.is_file():
             others = set(json.loads(index.read_text())["weight_map"].values()) - {"model.safetensors"}
             if others:
                 return (f"{folder} holds two sets of them. oscar-calibrate and transformers read model.safetensors, vLLM the files "
                         f"that the index names, {min(others)} first; take away those that are not the model's")
+        embedding, head = (next((tensors[name] for name in sorted(tensors) if name.endswith(end)), None)
+                           for end in ("embed_tokens.weight", "lm_head.weight"))
+        if tied and embedding and head and not _equal(embedding, head):
+            return (f"{folder} has an output matrix (lm_head.weight) that is not the embedding. oscar-calibrate and transformers 5 "
+                    "compute with it, vLLM with the embedding, since config.json ties them: set tie_word_embeddings to false, or "
+                    "take lm_head.weight away")
     except (OSError, KeyError, ValueError) as error:
         return str(error)
-    if not tied and any(name.endswith("embed_tokens.weight") for name in names) and not any(
-            "lm_head" in name or "output" in name for name in names):
+    if not tied and embedding and not any("lm_head" in name or "output" in name for name in tensors):
         return (f"{folder} has no output matrix (lm_head), and config.json does not tie it to the embedding "
                 "(tie_word_embeddings)")
     return ""
+
+
+def _equal(one, other):
+    """Whether two of tensors_of() hold the same numbers."""
+    (path, base, entry), (other_path, other_base, other_entry) = one, other
+    if any(entry[key] != other_entry[key] for key in ("dtype", "shape")):
+        return False
+    (begin, end), (other_begin, _) = entry["data_offsets"], other_entry["data_offsets"]
+    with open(path, "rb") as first, open(other_path, "rb") as second:
+        first.seek(base + begin)
+        second.seek(other_base + other_begin)
+        for place in range(begin, end, 1 << 20):
+            count = min(1 << 20, end - place)
+            if first.read(count) != second.read(count):
+                return False
+    return True
 
 
 def tensors_of(folder):

@@ -30,7 +30,7 @@ class OfAModel(unittest.TestCase):
             model.generate(prompt, max_new_tokens=3)  # whose memory is kept, but not its logits
             found = oscar_int2.status(model)
             self.assertEqual((found.tokens_int2, found.tokens_exact), (2 * 24, 2 * 18))
-            self.assertRegex(str(found), "2 bits by random.h5.*weights: not compared.*demote_block=8; 48 tokens held in 2 bits, "
+            self.assertRegex(str(found), "2 bits by random.h5.*weights as found: not compared.*demote_block=8; 48 tokens held in 2 bits, "
                                          "36 exactly; last run: 48 in 2 bits, 36 exactly; 0 requests.*not run")
             model(prompt[:, :33], use_cache=False)  # which holds nothing when it has read them
             found = oscar_int2.status(model)

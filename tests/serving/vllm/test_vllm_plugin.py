@@ -18,6 +18,7 @@ from unittest import mock
 
 import vllm_case as case
 import torch
+from safetensors.torch import load_file, save_file
 from chunk_reference import ROUNDINGS, Recorder, flash_attention
 from vllm_case import DRIFT, needs_vllm, vllm
 
@@ -396,6 +397,15 @@ class Refusals(unittest.TestCase):
                     self.assertRaisesRegex(UnsupportedError, words):
                 settings.check(config)
 
+    def test_models_that_vllm_runs_through_transformers_are_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import settings
+
+        config = self.config()
+        with mock.patch.object(config.model_config, "using_transformers_backend", lambda: True), self.assertRaisesRegex(
+                UnsupportedError, "Qwen3ForCausalLM: this vLLM has no model of its own for it.*; use oscar_int2.transformers"):
+            settings.check(config)
+
     def test_any_weights_let_adapters_in(self):
         from oscar_int2 import BundleError
 
@@ -583,6 +593,14 @@ class Refusals(unittest.TestCase):
             (folder / "config.json").write_text(edited((folder / "config.json").read_text(), layer_types=kinds,
                                                        sliding_window=64, use_sliding_window=True))
 
+        def own_head(folder):
+            embedding = load_file(folder / "model-00001-of-00003.safetensors")["model.embed_tokens.weight"]
+            save_file({"lm_head.weight": embedding.flip(0).contiguous()},
+                      folder / "head.safetensors")
+            index = json.loads((folder / "model.safetensors.index.json").read_text())
+            index["weight_map"]["lm_head.weight"] = "head.safetensors"
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
         def cut(folder):
             os.truncate(folder / "model-00002-of-00003.safetensors", 100000)
 
@@ -593,7 +611,8 @@ class Refusals(unittest.TestCase):
             (folder / "model-00003-of-00003.safetensors").unlink()
 
         for spoil, words in ((two_sets, "two sets of them.*, model-00001-of-00003.safetensors first"),
-                             (untied, "no output matrix"), (windows, "layers with a window that have none in the bundle"),
+                             (untied, "no output matrix"), (own_head, "an output matrix .*that is not the embedding.*ties them"),
+                             (windows, "layers with a window that have none in the bundle"),
                              (cut, "model-00002-of-00003.safetensors is cut short: 100000 bytes of"),
                              (pointer, "model-00003-of-00003.safetensors is no file of safetensors.*Git LFS"),
                              (gone, "No such file.*model-00003-of-00003.safetensors")):

@@ -393,7 +393,7 @@ def check(config: VllmConfig):
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("layers with a window that have none in the bundle",
-         layers.sees_less(model.hf_text_config) and not mixed
+         (layers.sees_less(model.hf_text_config) or cache.sliding_window) and not mixed
          and (getattr(model.hf_text_config, "sliding_window", None) or 0) < model.max_model_len,
          "calibrate the model as its config.json is now"),
         ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),

@@ -388,6 +388,7 @@ class Refusals(unittest.TestCase):
         for owner, name, value, words in (
                 (config.parallel_config, "enable_fault_tolerance", True, "fault tolerance"),
                 (config.model_config, "enable_cumem_allocator", True, "sleep mode"),
+                (config.cache_config, "sliding_window", 64, "layers with a window that have none in the bundle"),
                 (config.model_config.hf_text_config, "is_causal", False, "attention that is not causal"),
                 (config.model_config.hf_text_config, "dual_chunk_attention_config", {"chunk_size": 8192},
                  "dual chunk attention in vLLM; leave dual_chunk_attention_config out of config.json"),

@@ -96,7 +96,8 @@ def random_ids(rows, tokens, seed):
 
 
 def sharpened(model):
-    """A model whose answers turn on what its softmax attention reads, more than on the rounding of other layers."""
+    """A model whose answers turn on what its softmax attention reads, more than on the rounding of other layers, or on the
+    expert that it lets a token take."""
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "in_proj_qkv") or hasattr(module, "in_proj_qkvz"):
@@ -110,6 +111,8 @@ def sharpened(model):
             elif hasattr(module, "gate_up_proj_bias"):
                 module.down_proj.mul_(0.03)
                 module.down_proj_bias.mul_(0.03)
+            elif hasattr(module, "gate_up_proj"):
+                module.down_proj.mul_(0.1)
     return model
 
 

@@ -21,11 +21,13 @@ class OscarInt2LM(HFLM):
     """lm-eval's model `hf` behind apply().
 
     `pretrained`: a folder or a model's name. `bundle`: of that model. `demote_block`, `weights`: as of apply().
-    All other arguments are those of `hf`. Raises what apply() raises.
+    `softmax_dtype`: of log probabilities and of their sum over a request; in bf16, as `hf` has them by default, a sum of
+    some -1,750 has steps of 8, which is more than 2 bits cost. All other arguments are those of `hf`. Raises what apply()
+    raises.
     """
 
-    def __init__(self, pretrained, bundle, demote_block=None, weights="same", **arguments):
-        super().__init__(pretrained, **arguments)
+    def __init__(self, pretrained, bundle, demote_block=None, weights="same", softmax_dtype="float32", **arguments):
+        super().__init__(pretrained, softmax_dtype=softmax_dtype, **arguments)
         self._applied = {"bundle": load(bundle), "demote_block": demote_block, "weights": weights}
         self._format = None  # as served by how prompts are read
         self._counts = {"requests": 0, "requests_with_2_bit_rows": 0}

@@ -167,6 +167,15 @@ class LmEval(unittest.TestCase):
         self.answers(lm, prompts, 12, [stop])
         self.assertEqual(lm._counts["requests_with_2_bit_rows"], 0)
 
+    def test_sums_of_a_bf16_model_are_in_float32(self):
+        lm = OscarInt2LM(pretrained=str(MODEL), bundle=str(BUNDLE), dtype="bfloat16", device="cpu", batch_size=1)
+        [(found, _)] = lm._loglikelihood_tokens([(("a", "b"), self.ids[0][:1], self.ids[0][1:])], disable_tqdm=True)
+        with torch.no_grad():
+            log_p = lm.model(torch.tensor([self.ids[0][:-1]]), use_cache=False).logits[0].double().log_softmax(-1)
+        expected = log_p.gather(-1, torch.tensor(self.ids[0][1:])[:, None]).sum().item()
+        self.assertLess(expected, -1000)
+        self.assertAlmostEqual(found, expected, delta=0.05)
+
     def test_stored_answers_are_refused(self):
         stored = mock.Mock(SqliteDict=lambda *_, **__: {})
         with mock.patch.dict(sys.modules, {"sqlitedict": stored}), self.assertRaisesRegex(

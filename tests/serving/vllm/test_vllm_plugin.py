@@ -527,6 +527,23 @@ class Refusals(unittest.TestCase):
                     oscar_int2_vllm.register()
                 self.refused(BundleError, f"{name} is set", bundle=None)  # set behind it, for a further engine
 
+    def test_a_start_that_was_refused_is_not_bf16_once_the_variable_is_corrected(self):
+        from oscar_int2 import BundleError
+        import oscar_int2_vllm
+        from vllm import plugins
+
+        asked = mock.Mock(side_effect=oscar_int2_vllm.register)
+        with mock.patch.object(plugins, "load_plugins_by_group", lambda group: {"oscar_int2": asked}), \
+                mock.patch.object(plugins, "plugins_loaded", False):
+            for wrong in ({"VLLM_OSCAR_BUNDEL": str(case.BUNDLE)}, {"VLLM_OSCAR_BUNDLE": " "}):
+                with mock.patch.dict(os.environ, wrong), self.assertRaises(BundleError):
+                    self.config(bundle=wrong.get("VLLM_OSCAR_BUNDLE"))
+            self.assertEqual(asked.call_count, 2)
+            self.config()
+            self.assertEqual(asked.call_count, 3)
+            self.config()
+            self.assertEqual(asked.call_count, 3)
+
     def test_a_variable_that_looks_like_ours_is_named_where_the_cache_is_bf16(self):
         for name in ("OSCAR_BUNDLE", "VLLM_OSKAR_BUNDLE", "vllm_oscar_bundle", "OSCAR_INT2_BUNDLE"):
             with mock.patch.dict(os.environ, {name: "x.h5"}), self.assertLogs("vllm.oscar_int2", "WARNING") as log:

@@ -8,22 +8,23 @@ import os
 
 
 def register():
-    """Makes the INT2 backend known to vLLM; raises what keeps a bundle from being served."""
+    """Makes the INT2 backend known to vLLM; raises what keeps a bundle from being served.
+
+    vLLM asks its plugins once a process, also where one of them refuses. It is made to ask again, since else the next
+    engine of this process, after the variable was corrected, would be served in BF16.
+    """
+    try:
+        _register()
+    except Exception:
+        importlib.import_module("vllm.plugins").plugins_loaded = False
+        raise
+
+
+def _register():
     try:
         from oscar_int2 import vllm
     except Exception:
         if "VLLM_OSCAR_BUNDLE" in os.environ:
-            _ask_again()
             raise
         return  # vLLM is used without it
-    try:
-        vllm.register()
-    except Exception:
-        _ask_again()
-        raise
-
-
-def _ask_again():
-    """vLLM asks its plugins once a process, also where one of them refuses: the next engine, by whom the variable was
-    corrected, would be served in BF16."""
-    importlib.import_module("vllm.plugins").plugins_loaded = False
+    vllm.register()

@@ -54,10 +54,11 @@ class Sums:
         return "\n".join("  ".join(cell.ljust(18) if i == 0 else cell.rjust(8) for i, cell in enumerate(line)) for line in lines)
 
 
-def attend(q, k, seen, scale):
+def attend(call, q, k, seen):
     """Weights [queries, Hkv, group, rows] of q [queries, Hq, d] over k [rows, Hkv, d]; bool seen [queries, rows]."""
-    scores = torch.einsum("qhgd,nhd->qhgn", q.float().unflatten(1, (k.shape[1], -1)), k.float()) * scale
-    return scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+    from oscar_int2.calibration.interface import weights
+
+    return weights(call, q.transpose(0, 1)[None], k.transpose(0, 1)[None], seen)[0].permute(2, 0, 1, 3)
 
 
 def measure(call, codec, tables, pages, history, sink, first, sums):
@@ -73,8 +74,7 @@ def measure(call, codec, tables, pages, history, sink, first, sums):
     mean = codec.transform_output(exact_v.float().mean(0, keepdim=True).repeat_interleave(heads // k.shape[1], 1).bfloat16())
     for begin in range(first, tokens, QUERIES):
         queries = torch.arange(begin, min(begin + QUERIES, tokens), device=k.device)
-        seen = torch.arange(tokens, device=k.device) <= queries[:, None]
-        exact, rounded = (attend(q[queries], rows, seen, codec.sm_scale) for rows in (exact_k, int2_k))
+        exact, rounded = (attend(call, q[queries], rows, call.visible(queries)) for rows in (exact_k, int2_k))
 
         def output(weights, rows):
             mixed = torch.einsum("qhgn,nhd->qhgd", weights, rows.float()).flatten(1, 2)
@@ -93,15 +93,18 @@ def main(words=None):
     import oscar_int2
     from oscar_int2.cache import PagedCache
     from oscar_int2.calibration.interface import NAME, observing
+    from oscar_int2.transformers import apply, remove
     from transformers import AutoModelForCausalLM
 
     ids = np.load(arguments.ids)[:arguments.rows]
+    if ids.ndim != 2 or not len(ids):
+        sys.exit(f"focused_attention: {arguments.ids} must hold rows of token ids, [rows, tokens]")
     tokens, first = ids.shape[1], ids.shape[1] - arguments.last
     bundle, sums = oscar_int2.load(arguments.bundle), Sums()
     if first < bundle.quantizer.sink_tokens + bundle.quantizer.recent_tokens:
         sys.exit(f"focused_attention: --last {arguments.last} leaves no 2-bit row in rows of {tokens} tokens")
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.bfloat16, attn_implementation=NAME)
-    model.to(arguments.device).eval()
+    remove(apply(model.to(arguments.device).eval(), bundle))  # which refuses another model's bundle, windows and sinks
     cache = PagedCache.int2(bundle, 1, tokens, arguments.device)
     sink = bundle.quantizer.sink_tokens
     for row in ids:

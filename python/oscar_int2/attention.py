@@ -66,14 +66,14 @@ def _attend(q, k, v, seen, sm_scale, lse=None):
     seen = seen.repeat(group, 1)
     if lse is None:
         o = F.scaled_dot_product_attention(queries, *rows, attn_mask=seen, scale=sm_scale)
-    elif q.device.type != "cpu":
-        k, v = (x.float() for x in rows)
-        logits = (queries.float() @ k.transpose(-1, -2) * sm_scale).masked_fill_(~seen, -torch.inf)
-        sums = logits.logsumexp(-1)
-        o = ((logits - sums[..., None]).exp_() @ v).to(q.dtype)
-        lse.copy_(sums.view(kv_heads, group, new).permute(2, 0, 1).reshape(new, heads))
     else:
-        bias = torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
-        o, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, *rows, attn_mask=bias, scale=sm_scale)
+        if q.device.type == "cpu":
+            bias = torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+            o, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, *rows, attn_mask=bias, scale=sm_scale)
+        else:  # no operator of a GPU gives sums and takes every mask
+            keys, values = (x.float() for x in rows)
+            logits = (queries.float() @ keys.transpose(-1, -2) * sm_scale).masked_fill_(~seen, -torch.inf)
+            sums = logits.logsumexp(-1)
+            o = ((logits - sums[..., None]).exp_() @ values).to(q.dtype)
         lse.copy_(sums.view(kv_heads, group, new).permute(2, 0, 1).reshape(new, heads))
     return o.view(kv_heads, group, new, d).permute(2, 0, 1, 3).reshape(new, heads, d)

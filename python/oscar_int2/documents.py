@@ -451,10 +451,10 @@ def _whole_text(row):
     return text
 
 
-def _is_prompt(row):
-    """Whether a row says itself that the answer comes next."""
+def _settings(row):
+    """What a row sets of its chat template."""
     settings = row.get("chat_template_kwargs")
-    return isinstance(settings, dict) and settings.get("add_generation_prompt") is True
+    return settings if isinstance(settings, dict) else {}
 
 
 def _read(row):
@@ -463,7 +463,7 @@ def _read(row):
         messages = _under_system(_messages(row[key], key), row)
         if messages[-1]["role"] != "assistant" and _answer(row)[0]:
             return _answered(messages, row), None
-        if not _answers(messages) and not _is_prompt(row):
+        if not _answers(messages) and _settings(row).get("add_generation_prompt") is not True:
             raise BadRow(f"'{key}' holds no answer")
         return messages, None
     for key in ("prompt", "input"):
@@ -526,11 +526,9 @@ def document_of(row, template):
         if not any(key in row for key in _CONVERSATIONS) and not any(isinstance(row.get(key), (list, dict)) for key in columns):
             return "\n".join(message["content"] for message in messages), False
         raise BadRow("the model has no chat template")
-    settings = row.get("chat_template_kwargs")
-    settings = settings if isinstance(settings, dict) else {}
 
     def render(turns):
-        return template.render(turns, tools=_tools(row), documents=row.get("documents"), **settings)
+        return template.render(turns, tools=_tools(row), documents=row.get("documents"), **_settings(row))
 
     try:
         text = render(messages)

@@ -7,6 +7,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -58,7 +59,7 @@ class FocusedAttention(unittest.TestCase):
     def test_attention_over_rows_is_that_of_each_query_alone(self):
         q, k = torch.randn(3, 4, 8), torch.randn(5, 2, 8)
         seen = torch.arange(5) <= torch.tensor([[2], [3], [4]])
-        found = focused_attention.attend(q, k, seen, 0.3)
+        found = focused_attention.attend(types.SimpleNamespace(scaling=0.3, softcap=None, sinks=None), q, k, seen)
         for i, head in ((0, 3), (2, 1)):
             alone = (k[:3 + i, head // 2] @ q[i, head] * 0.3).softmax(0)
             torch.testing.assert_close(found[i, head // 2, head % 2, :3 + i], alone)

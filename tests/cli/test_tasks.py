@@ -347,14 +347,14 @@ class Chain(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def write_prompts(self):
+    def write_prompts(self, *words, text="heldout"):
         corpora = self.folder / "corpora"
         corpora.mkdir()
         for name, documents in (("code", own_code()), ("documentation", own_text()), ("prose", own_text()[:1])):
-            (corpora / f"{name}-heldout.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+            (corpora / f"{name}-{text}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
         with mock.patch.object(tasks, "load_tokenizer", lambda path: StandIn()), \
                 mock.patch.object(coding, "fetch_problems", lambda path: PROBLEMS):
-            said = command("prompts", self.folder, "--tokenizer", "unused", "--corpora", corpora, "--scale", 0.02)
+            said = command("prompts", self.folder, "--tokenizer", "unused", "--corpora", corpora, *(words or ("--scale", 0.02)))
         return self.folder / "prompts.jsonl.gz", said
 
     def write_answers(self, path, cache, answer, selection=(1.0, None, "1/1"), sampled=None):
@@ -369,6 +369,14 @@ class Chain(unittest.TestCase):
         vllm = types.SimpleNamespace(SamplingParams=lambda **words: words)
         with mock.patch.object(engine, "start", start), mock.patch.dict(sys.modules, vllm=vllm):
             return engine.answer(path, pathlib.Path("model"), self.folder, cache, None, sampled, {}, selection, 0, None, lambda words: None)
+
+    def test_some_tasks_many_times_on_text_to_choose_by(self):
+        path, _ = self.write_prompts("--only", "quotes", "--scale", 1.5, "--text", "tune", text="tune")
+        asked = [prompt["kind"] for prompt in files.read_lines(path)]
+        self.assertEqual({kind: asked.count(kind) for kind in asked},
+                         {f"quote of {what}, {length}": count for what in ("code", "text") for length, count in (("4K", 90), ("16K", 60))})
+        kinds = {kind.task: kind for kind in plan.default_plan(2)}
+        self.assertEqual([plan.scaled(kinds[task], 3, 2) for task in ("humaneval", "calls")], [2, 360])
 
     def test_from_prompts_to_tables(self):
         path, said = self.write_prompts()
@@ -469,7 +477,8 @@ class Chain(unittest.TestCase):
         for words in (("answer", "p", "m", "o", "--cache", "int2"), ("answer", "p", "m", "o", "--cache", "bf16", "--bundle", "x"),
                       ("answer", "p", "m", "o", "--cache", "bf16", "--only", "nosuch"),
                       ("answer", "p", "m", "o", "--cache", "bf16", "--part", "3/2"),
-                      ("answer", "p", "m", "o", "--cache", "bf16", "--share", "0"), ()):
+                      ("answer", "p", "m", "o", "--cache", "bf16", "--share", "0"),
+                      ("prompts", "o", "--tokenizer", "m", "--scale", "0"), ("prompts", "o", "--tokenizer", "m", "--text", "train"), ()):
             with self.assertRaises(SystemExit) as refused:
                 command(*words)
             self.assertEqual(refused.exception.code, 2, words)

@@ -11,6 +11,7 @@ from support.programs import SOURCE, run
 sys.path.insert(0, str(SOURCE / "studies"))
 import draw_charts
 from study_parts import blocks, content, figures, vocabulary
+from task_parts import scores
 
 STUDY = json.loads(draw_charts.TINY_STUDY.read_text())
 REAL = json.loads(draw_charts.REAL_STUDY.read_text())
@@ -167,7 +168,14 @@ class Figures(unittest.TestCase):
                         for kind in ("all needles", "all quotes")} for of in (TASKS["figures"], off))
         self.assertIn(f"needles from {before['all needles'].partition(' ')[0]} points to [{now['all needles']}]", said)
         second = with_sign(scored["base4"]["all quotes"]["int2"]["difference"])
-        self.assertIn(f"Quotes gain nothing: {now['all quotes']}, where text as it came had {before['all quotes']} and {second}", said)
+        self.assertIn(f"So the {now['all quotes']} of this run and the {before['all quotes']} and {second} of text as it came", said)
+        with_recall, without = (json.loads((folder / "quotes" / name / "tasks.json").read_text())["scores"]["greedy/int2"]
+                                for name in (".", "recall-off"))
+        apart = scores.paired([with_recall[name] - without[name] for name in with_recall], list(with_recall))
+        shares = [100 * sum(of.values()) / len(of) for of in (with_recall, without)]
+        self.assertEqual(len(with_recall), 1000)
+        self.assertIn("1,000 on text set apart {:.1f}% are without a fault, and {:.1f}% over text as it came ({}".format(
+            *shares, with_sign(apart)), said)
         ours, usual = (json.loads((folder / name / "tasks.json").read_text())["scores"]["greedy/int2"]
                        for name in ("recall-chats16", "second-runner"))
         gained = [ours[prompt] - usual[prompt] for prompt in ours if not prompt.startswith("quote")]

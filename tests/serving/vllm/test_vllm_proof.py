@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """What shows that an engine runs over INT2: one log line, /metrics, and the self-check at start-up."""
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
@@ -19,8 +18,14 @@ import vllm_case as case
 import torch
 from vllm_case import needs_vllm, vllm
 
-SHA256 = hashlib.sha256(case.BUNDLE.read_bytes()).hexdigest()[:16]
 OPTIONS = {"max_model_len": 2400, "kv_cache_memory_bytes": 1 << 23, "disable_log_stats": False}
+
+
+def short_sha256():
+    """As log and metrics have the bundle's."""
+    from oscar_int2 import load
+
+    return load(case.BUNDLE).content_sha256[:16]
 
 
 def other_layers(file):
@@ -54,7 +59,7 @@ class Proof(case.EngineTest):
         cls.engine = checked_engine(enable_prompt_embeds=True)
 
     def test_the_log_says_so_at_the_level_of_warnings(self):
-        facts = (f"bundle=tiny-gqa.h5 model=tiny-gqa sha256={SHA256} serving_sha256=[0-9a-f]{{16}} "
+        facts = (f"bundle=tiny-gqa.h5 model=tiny-gqa sha256={short_sha256()} serving_sha256=[0-9a-f]{{16}} "
                  "bits=2 sink_tokens=64 recent_tokens=256")
         self.engine.log.find(f"^OSCAR INT2 is on: 8 layers hold 2-bit rows, {facts}$")
         self.assertEqual({level for level, text in self.engine.log.levels if "INT2 is on" in text
@@ -95,11 +100,11 @@ class Proof(case.EngineTest):
         engine, finished = self.engine, {}
         [(labels, one)] = metrics("oscar_int2_info").items()
         self.assertEqual(one, 1)
-        for pair in (("bundle", "tiny-gqa.h5"), ("sha256", SHA256), ("bits", "2"),
+        for pair in (("bundle", "tiny-gqa.h5"), ("sha256", short_sha256()), ("bits", "2"),
                      ("sink_tokens", "64"), ("recent_tokens", "256"), ("engine", "0")):
             self.assertIn(pair, labels)
         [(labels, _)] = metrics("vllm:cache_config_info").items()
-        self.assertIn(("oscar_int2_bundle", f"tiny-gqa.h5 {SHA256}"), labels)
+        self.assertIn(("oscar_int2_bundle", f"tiny-gqa.h5 {short_sha256()}"), labels)
 
         def tokens():
             return [metrics("oscar_int2_tokens")[("engine", "0"), ("rows", rows)]
@@ -206,9 +211,9 @@ class Server(unittest.TestCase):
                 held = self.metrics(address)
                 answer.read()
             info = next(name for name in held if name.startswith("oscar_int2_info{"))
-            for label in ('bundle="tiny-gqa.h5"', f'sha256="{SHA256}"', 'bits="2"', 'engine="0"'):
+            for label in ('bundle="tiny-gqa.h5"', f'sha256="{short_sha256()}"', 'bits="2"', 'engine="0"'):
                 self.assertIn(label, info)
-            self.assertTrue(any(f'oscar_int2_bundle="tiny-gqa.h5 {SHA256}"' in name
+            self.assertTrue(any(f'oscar_int2_bundle="tiny-gqa.h5 {short_sha256()}"' in name
                                 for name in held if name.startswith("vllm:cache_config_info{")))
             self.assertGreaterEqual(self.tokens(held, "int2"), 272)
             self.assertGreaterEqual(self.tokens(held, "exact"), 320)

@@ -96,8 +96,7 @@ def random_ids(rows, tokens, seed):
 
 
 def sharpened(model):
-    """A model whose answers turn on what its softmax attention reads, more than on the rounding of other layers, or on the
-    expert that it lets a token take."""
+    """A model whose answers turn on what its softmax attention reads, more than on the rounding of other layers."""
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "in_proj_qkv") or hasattr(module, "in_proj_qkvz"):

@@ -119,12 +119,24 @@ class Mixed(OneEngine):
 
     def same_as_alone(self, prompt, output, again, cut):
         """An answer is that of two requests alone: one until it was preempted behind `again` tokens, and one that
-        reads these as a prompt, `cut` tokens of it as an earlier chunk."""
+        reads these as a prompt, `cut` tokens of it as an earlier chunk.
+
+        A GPU rounds the rows of a batch otherwise than those of one request, and codes turn on that: by .1 to .2 nats
+        here. Where tokens part by more than a tie there, both answers have to follow the definition.
+        """
         ids, logprobs = list(output.token_ids), output.logprobs
         for first, end, chunk in ((0, again, 0), (again, len(ids), cut)):
             if end > first:
+                begun = prompt + ids[:first]
                 part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
-                self.same(part, self.alone(prompt + ids[:first], end - first, chunk), f"from token {first}")
+                alone = self.alone(begun, end - first, chunk)
+                _, drift, gap = case.first_difference(part, alone)
+                if torch.cuda.is_available() and not chunk and drift < case.DRIFT and gap >= case.TIE:
+                    for answer in (part, alone):
+                        apart, exact = self.family.distances(begun, answer)
+                        self.assertLess(apart, family.SHARE * exact, f"from token {first}")
+                else:
+                    self.same(part, alone, f"from token {first}")
 
     def alone(self, prompt, tokens, cut=0):
         """The answer of a request that shares nothing. `cut`: tokens of its first chunk, where the shared blocks of

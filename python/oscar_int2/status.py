@@ -11,9 +11,10 @@ class Status:
     bits: int = 16            # of a number of a cached row that has left the exact windows
     prompts: str = "exact"    # how prompts, and passes without a cache, read their own rows: or "int2"
     demote_block: int = 1     # tokens that leave the exact window at once
-    weights: str = ""         # as apply() or Generator found them. "same": attention's agree with the bundle's samples; "any": others,
-                              #   accepted; "same files": only files could be compared; "other files": only the attention
-                              #   weights are the same; "not compared"
+    weights: str = ""         # as apply() or Generator found them. "same": attention's agree with the bundle's samples, and the
+                              #   files with its fingerprint; "same attention": of the others nothing is known; "other files":
+                              #   they are others; "same files": only files could be compared; "any": others, accepted;
+                              #   "not compared"
     tokens_int2: int = 0      # held now as 2-bit rows, over all requests,
     tokens_exact: int = 0     #   and in the exact windows
     last_int2: int = 0        # the same of the last run, each request at its end. A run is a generate(), a run() of a

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
-from .weight_files import files_of, fingerprint, is_of, sha256_of, tensors_of
+from .weight_files import GGUF_SOURCE, PLAIN, attention_tensors, files_of, fingerprint, is_of, is_of_gguf, sha256_of, tensors_of
 
 SAME, ANY = "same", "any"  # what weights are accepted
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
@@ -226,7 +226,7 @@ def _rounds_to(found, kept, half):
 def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger, adapter=None):
     """Raises BundleMismatchError if the bundle was calibrated on other weights than {layer id:
     Projections}, or logs a warning where `accepted` is "any". What can't be compared is warned of.
-    Returns which it is: "same", "same files", "other files", "any" or "not compared".
+    Returns which it is: "same", "same attention", "same files", "other files", "any" or "not compared".
 
     `option`: what a user writes to accept any, for the message. `model`: the folder, the GGUF file or
     the hub's name that the weights came from, if it is known. `adapter`: _other_adapter()'s."""
@@ -238,9 +238,10 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
                        "(import --weights any); %s", who, bundle.path, bundle.model.fitted_model, COST)
     if problem is None:
         return SAME
-    if isinstance(problem, (_OfFiles, _OtherFiles)):
-        logger.warning("%s: %s: %s", who, bundle.path, problem)
-        return "same files" if isinstance(problem, _OfFiles) else "other files"
+    if isinstance(problem, (_OfFiles, _OtherFiles, _OfAttention)):
+        if problem:
+            logger.warning("%s: %s: %s", who, bundle.path, problem)
+        return problem.said
     elif isinstance(problem, Unknown):
         logger.warning("%s: %s: %s. Make sure that the bundle was calibrated on this very checkpoint", who,
                        bundle.path, problem)
@@ -250,18 +251,44 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
                        problem, COST)
         return ANY
     else:
-        raise BundleMismatchError(
-            f"{bundle.path} (of {bundle.model.name!r}) was calibrated on other weights than these: "
-            f"{problem}.{adapter_beside(model)} Calibrate this very checkpoint with oscar-calibrate, or accept it with {option} "
-            f"({COST})")
+        raise _mismatch(bundle, problem, model, option)
+
+
+def _mismatch(bundle, problem, model, option):
+    return BundleMismatchError(
+        f"{bundle.path} (of {bundle.model.name!r}) was calibrated on other weights than these: "
+        f"{problem}.{adapter_beside(model)} Calibrate this very checkpoint with oscar-calibrate, or accept it with {option} "
+        f"({COST})")
 
 
 def check_model(bundle, model, attentions, accepted, caller):
     """check() of a model of transformers, whose attention modules are {layer id: module}. `caller`: the
     function whose option `weights` accepts any, for the message."""
-    return check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
-                 f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None),
-                 adapter=_other_adapter(attentions))
+    found = check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
+                  f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None),
+                  adapter=_other_adapter(attentions))
+    elsewhere = _adapter_elsewhere(model, attentions)
+    if found != SAME or elsewhere is None:
+        return found
+    _logger.warning("oscar_int2: %s: an adapter acts on %s, which is not compared with the weights that were calibrated; "
+                    "calibrate the model with it", bundle.path, elsewhere)
+    return _OfAttention.said
+
+
+def _adapter_elsewhere(model, attentions):
+    """The name of a module outside the attention layers whose output an adapter of peft changes; None."""
+    within = {id(part) for attention in attentions.values() for part in attention.modules()}
+    for name, module in model.named_modules():
+        if id(module) not in within and hasattr(module, "base_layer") and (_acting(module) or _lora_acts(module)):
+            return name
+    return None
+
+
+def _lora_acts(module):
+    """Whether a module's LoRA changes what it computes, merged or not."""
+    held = {name for kept in ("lora_A", "lora_embedding_A") for name in getattr(module, kept, ())}
+    return not getattr(module, "disable_adapters", False) and any(
+        module.get_delta_weight(name).any() for name in held & set(module.active_adapters))
 
 
 def adapter_beside(folder):
@@ -284,9 +311,20 @@ class Unknown(str):
 class _OfFiles(str):
     """That the model's files are the calibrated ones, and that nothing in memory was looked at."""
 
+    said = "same files"
+
 
 class _OtherFiles(str):
     """That the sampled weights in memory are the calibrated ones, and that the model's files are not."""
+
+    said = "other files"
+
+
+class _OfAttention(str):
+    """That the sampled weights in memory are the calibrated ones, and that nothing is known of the others; "" where a
+    warning would tell nobody more."""
+
+    said = "same attention"
 
 
 def _problem(bundle, layers, files):
@@ -295,7 +333,13 @@ def _problem(bundle, layers, files):
     if difference is not None and difference.differ:
         return str(difference)
     if difference is not None:
-        return None if _may_be_of_calibration(bundle, files) else _OtherFiles(
+        same = _may_be_of_calibration(bundle, files)
+        if same is None:
+            return _OfAttention(
+                f"the weights of q, k, v and o agree with the bundle's samples. Whether embeddings, MLPs and other norms do can't "
+                f"be told: {_why_files_say_nothing(bundle, files)}. Calibrate a fine-tune anew"
+                if files is not None and bundle.model.file_sha256 else "")
+        return None if same else _OtherFiles(
             f"the weights of q, k, v and o agree with the bundle's samples, but the files in {files} are not those of the "
             "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
             "a fine-tune anew")
@@ -321,21 +365,25 @@ def _of_calibration(bundle, files):
         return None
     if files.suffix == ".gguf":
         return sha256_of(files) == bundle.model.file_sha256
-    return None if bundle.model.file_sha256 else is_of(files, bundle.model.weights_fingerprint)
+    if bundle.model.file_sha256:
+        return is_of_gguf(files, bundle.model.file_sha256)
+    return is_of(files, bundle.model.weights_fingerprint)
 
 
 def _may_be_of_calibration(bundle, files):
-    """Whether nothing says that a model's files are others, where its weights in memory are the bundle's."""
+    """_of_calibration() where attention's weights in memory are the bundle's: of a GGUF file that lies there nothing more is
+    asked, since its hash takes seconds."""
     try:
-        return files is not None and files.suffix == ".gguf" or _of_calibration(bundle, files) is not False
+        return files is not None and files.suffix == ".gguf" or _of_calibration(bundle, files)
     except (OSError, ValueError, KeyError):  # shards that are not there: weights came from elsewhere
-        return True
+        return None
 
 
 def _why_files_say_nothing(bundle, files):
     if not bundle.model.weights_fingerprint:
         return "no fingerprint"
-    return "the model has no files that are known" if files is None else "it was made from a GGUF file"
+    return "the model has no files that are known" if files is None else (
+        f"it was made from a GGUF file, and {files} has no {GGUF_SOURCE}, which python -m oscar_int2 dequantize writes")
 
 
 def _other_files(bundle, files):
@@ -347,14 +395,21 @@ def _other_files(bundle, files):
             "of the same shape")
 
 
-def compare_files(bundle, model, revision=None, accepted=SAME, quantized=False):
-    """What a model's files say before its weights are loaded, in words. `model`, `revision`, `accepted`: as check() has
-    them. Raises BundleMismatchError for others than those of the calibration, where a server could compare nothing else:
-    the bundle has no samples, or the model's weights are `quantized`."""
+def compare_files(bundle, model, revision=None, accepted=SAME, option="", quantized=False):
+    """What a model's files say before its weights are loaded, in words. `model`, `revision`, `accepted`, `option`: as check()
+    has them. Raises BundleMismatchError for others than those of the calibration, by their entries where they have the
+    bundle's samples. `quantized`: a server could compare nothing but the fingerprint."""
     files = files_of(model, revision)
     same = _of_calibration(bundle, files)
     if same:
         return "its files are those of the calibration"
+    difference = None if quantized or files is None or files.suffix == ".gguf" else compare(bundle, _in_files(bundle, files))
+    if difference is not None and difference.differ and accepted != ANY:
+        raise _mismatch(bundle, difference, files, option)
+    if difference is not None and not difference.differ:
+        return "q, k, v and o in its files are those of the calibration" + (
+            f"; of its other weights nothing is known ({_why_files_say_nothing(bundle, files)})" if same is None else
+            ", and others of its weights are not: calibrate a fine-tune anew")
     later = "the server compares weights with the bundle's samples when it has loaded them"
     if same is None:
         return f"its files say nothing of the calibration ({_why_files_say_nothing(bundle, files)}); {later}"
@@ -365,7 +420,21 @@ def compare_files(bundle, model, revision=None, accepted=SAME, quantized=False):
     return f"its files are not those of the calibration: {later}"
 
 
-_FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+def _in_files(bundle, folder):
+    """{layer id: Projections} of a bundle's layers as they lie in a folder's safetensors files; {} by other names."""
+    tensors = attention_tensors(folder)
+    if not bundle.layers.keys() <= tensors.keys():
+        return {}
+    found = {}
+    for layer_id in bundle.layers:
+        held = tensors[layer_id]
+        matrices = [held.get(f"{name}_proj.weight") for name in "qkvo"]
+        biases = [held.get(f"{name}_proj.bias", None if matrix is None else torch.zeros(len(matrix)))
+                  for name, matrix in zip("qkv", matrices)]
+        found[layer_id] = Projections(*matrices, vectors=(*biases, held.get("q_norm.weight"), held.get("k_norm.weight")))
+    return found
+
+
 _ENTRIES = 64  # of a tensor that are compared with its file
 
 
@@ -395,7 +464,7 @@ def other_than_files(model, layers, folder):
         found = [key for key in (plain, plain.removeprefix(f"{model.base_model_prefix}.")) if key in files][:1] or [
             key for key in ends.get(_from_layers(plain), ()) if tuple(files[key][2]["shape"]) == tuple(parameter.shape)]
         place = files[found[0]] if len(found) == 1 else None
-        if place and place[2]["dtype"] in _FILE_DTYPES and is_plain(parameter, place[2]["shape"]):
+        if place and place[2]["dtype"] in PLAIN and is_plain(parameter, place[2]["shape"]):
             compared += 1
             if not _same_entries(parameter.data, *place, maps):
                 differ.append(plain)
@@ -427,7 +496,7 @@ def _same_entries(tensor, path, base, entry, maps):
     row, column = (2 * strips + 1) * rows // (2 * _ENTRIES), (2 * across + 1) * columns // (2 * _ENTRIES)
     if not tensor.numel():
         return True
-    dtype = _FILE_DTYPES[entry["dtype"]]
+    dtype = getattr(torch, PLAIN[entry["dtype"]])
     places = row * columns + column
     if path not in maps:
         maps[path] = np.memmap(path, np.uint8, "r")

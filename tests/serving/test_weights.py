@@ -137,13 +137,7 @@ class Samples(WeightsTest):
 
     def test_other_files_with_the_same_attention_are_said(self):
         """As of a fine-tune of MLPs alone, whose entries are all the bundle's."""
-        from safetensors.torch import load_file, save_file
-
-        folder = self.folder / "mlp"
-        shutil.copytree(self.ours, folder)
-        tensors = load_file(folder / "model.safetensors")
-        tensors["model.layers.0.mlp.up_proj.weight"] *= 1.5
-        save_file(tensors, folder / "model.safetensors")
+        folder = self.with_tensors("mlp", lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].mul_(1.5))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         with self.assertLogs("oscar_int2", "WARNING") as said:
             self.served(model)
@@ -154,6 +148,89 @@ class Samples(WeightsTest):
         (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
         with silence(self):  # weights that came from elsewhere, and files that say nothing
             self.served(model)
+
+    def test_files_before_they_are_loaded(self):
+        """What `check` says: entries of q, k, v and o are read from the files."""
+        def said(folder, **options):
+            return weights.compare_files(self.bundle, folder, option="THIS=any", **options)
+
+        self.assertEqual(said(self.ours), "its files are those of the calibration")
+        with self.assertRaisesRegex(BundleMismatchError, "W_Q of layer 0 differs.*another model of the same shape.*THIS=any"):
+            said(self.other)
+        self.assertIn("any weights are accepted", said(self.other, accepted="any"))
+        tuned = self.with_tensors("tuned", lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].mul_(1.5))
+        self.assertRegex(said(tuned), "^q, k, v and o in its files are those .* others of its weights are not: calibrate")
+        for name in ("self_attn.v_proj", "self_attn.k_norm"):
+            tuned = self.with_tensors("tuned", lambda tensors: tensors[f"model.layers.2.{name}.weight"].mul_(1.01))
+            with self.assertRaisesRegex(BundleMismatchError, "of layer 2 differs, and 0 more.*a fine-tune"):
+                said(tuned)
+        renamed = self.with_tensors("renamed", lambda tensors: tensors.update(
+            {f"draft.layers.0.self_attn.{name}_proj.weight": torch.ones(8, 8) for name in "qkvo"}))
+        self.assertRegex(said(renamed), "^q, k, v and o in its files are those")
+        elsewhere = self.with_tensors("elsewhere", lambda tensors: [tensors.update(
+            {name.replace("self_attn", "attn"): tensors.pop(name)}) for name in list(tensors)])
+        self.assertRegex(said(elsewhere), "^its files are not those of the calibration: the server compares")
+
+    def with_tensors(self, name, change):
+        """A copy of the calibrated folder with other tensors."""
+        from safetensors.torch import load_file, save_file
+
+        folder = self.folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.ours, folder)
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    def test_a_folder_says_which_gguf_file_it_was_made_of(self):
+        """Attention alone is compared where it does not: a fine-tune of its MLPs looks the same."""
+        file = self.folder / "small.gguf"
+        file.write_bytes(b"GGUF")
+        bundle = dataclasses.replace(self.bundle, model=dataclasses.replace(
+            self.bundle.model, file_sha256=hashlib.sha256(b"GGUF").hexdigest()))
+        folder = self.with_tensors("of_gguf", lambda tensors: None)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+        def found():
+            apply(model, bundle)
+            state = oscar_int2.status(model).weights
+            remove(model)
+            return state, weights.compare_files(bundle, folder).partition(" (")[0]
+
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            self.assertEqual(found(), ("same attention",
+                                       "q, k, v and o in its files are those of the calibration; of its other weights nothing is known"))
+        self.assertEqual(len(said.output), 1)
+        self.assertRegex(said.output[0], "Whether embeddings, MLPs and other norms do can't be told: .*GGUF file.*has no oscar_gguf.json")
+        weight_files.write_gguf_source(folder, file)
+        with silence(self):
+            self.assertEqual(found(), ("same", "its files are those of the calibration"))
+        shutil.copy(self.with_tensors("tuned", lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].mul_(1.5))
+                    / "model.safetensors", folder)
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            self.assertEqual(found()[0], "other files")
+        self.assertEqual(len(said.output), 1)
+
+    def test_an_adapter_outside_attention_is_said_while_it_acts(self):
+        model = copy.deepcopy(self.models[self.ours]).float()
+        mlp = model.model.layers[1].mlp
+        mlp.up_proj = adapter = Adapter(mlp.up_proj, 0.01)
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            apply(model, self.bundle)
+        self.assertEqual(len(said.output), 1)
+        self.assertRegex(said.output[0], "an adapter acts on model.layers.1.mlp.up_proj, which is not compared")
+        self.assertEqual(oscar_int2.status(model).weights, "same attention")
+        remove(model)
+        for inert in ({"disable_adapters": True}, {"delta": 0 * adapter.delta}, {"active_adapters": []}):
+            before = {key: getattr(adapter, key) for key in inert}
+            vars(adapter).update(inert)
+            with silence(self):
+                remove(apply(model, self.bundle))
+            vars(adapter).update(before)
+        mlp.up_proj = OtherAdapter(adapter.base_layer, 3.0)
+        with self.assertLogs("oscar_int2", "WARNING"):
+            remove(apply(model, self.bundle))
 
     def test_it_is_served_to_those_who_accept_any(self):
         with self.assertLogs("oscar_int2", "WARNING") as said:

@@ -3,8 +3,9 @@
     python -m oscar_int2 check MODEL BUNDLE [OPTIONS OF vllm serve]
 
 It makes the configuration that `vllm serve MODEL OPTIONS` would make with VLLM_OSCAR_BUNDLE=BUNDLE, in which the
-plugin refuses what it does not serve, and compares the fingerprint of the model's files with the bundle's. No weights
-are loaded: the server compares them when it has them, and a self-check (VLLM_OSCAR_SELF_CHECK=1) runs them.
+plugin refuses what it does not serve. It compares the model's files with the bundle, by their fingerprint and by the
+bundle's samples of q, k, v and o. No weights are loaded: the server compares them when it has them, and a self-check
+(VLLM_OSCAR_SELF_CHECK=1) runs them.
 """
 import argparse
 import os
@@ -72,7 +73,8 @@ def main(words):
         if config.load_config.load_format == "dummy" and settings.weights_of(config) != weights.ANY:
             raise UnsupportedError("--load-format dummy makes random weights, which are not those of the bundle")
         files = weights.compare_files(bundle, config.model_config.model, config.model_config.revision,
-                                      settings.weights_of(config), config.model_config.quantization is not None)
+                                      settings.weights_of(config), f"{settings.WEIGHTS}=any",
+                                      config.model_config.quantization is not None)
     except (OscarError, OSError, ValueError) as error:
         print(f"error: vLLM {vllm.__version__} would not serve {arguments.model} over {arguments.bundle}: {error}",
               file=sys.stderr)

@@ -19,6 +19,7 @@ import tempfile
 
 from .. import programs
 from ..errors import OscarError
+from ..weight_files import write_gguf_source
 
 # What transformers adds to every configuration, and what says nothing about the dequantized model.
 NOT_CONFIG = ("quantization_config", "id2label", "label2id", "problem_type", "output_hidden_states",
@@ -216,7 +217,7 @@ def refuse_no_file(path: pathlib.Path):
 
 
 def write_folder(path: pathlib.Path, out: pathlib.Path):
-    """Writes config.json, generation_config.json, model.safetensors and the tokenizer; returns how many tensors, their bytes, and
+    """Writes config.json, generation_config.json, model.safetensors, oscar_gguf.json and the tokenizer; returns how many tensors, their bytes, and
     the names of the file's tensors that are not among them.
 
     Raises OscarError for its metadata, its tensors and its RoPE.
@@ -249,6 +250,7 @@ def write_folder(path: pathlib.Path, out: pathlib.Path):
     if not tokenizer.chat_template and beside.is_file():  # which the programs read, too
         tokenizer.chat_template = beside.read_text()
     tokenizer.save_pretrained(out)
+    write_gguf_source(out, path)
     others = [tensor.name for tensor in reader.tensors if tensor.name == FACTORS or tensor.name.endswith(ROTATIONS)]
     return len(tensors), sum(tensor.nbytes for tensor in tensors.values()), others
 

@@ -591,8 +591,18 @@ class Refusals(unittest.TestCase):
                 code, _, err = said(folder, bundle)
                 with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
                     self.assertEqual(said(folder, bundle, "--port", "8000")[0], 0)
-        self.assertEqual(code, 1)
-        self.assertIn("a fine-tune of the calibrated model", err)
+            self.assertEqual(code, 1)
+            self.assertIn("a fine-tune of the calibrated model", err)
+            code, out, _ = said(folder, case.BUNDLE)
+            self.assertRegex(out, "; q, k, v and o in its files are those of the calibration, and others of its weights are not")
+            shard, name = shard.with_name("model-00003-of-00003.safetensors"), "model.layers.1.self_attn.v_proj.weight"
+            tensors = load_file(shard)
+            save_file(tensors | {name: tensors[name] * 1.01}, shard)
+            code, _, err = said(folder, case.BUNDLE)
+            self.assertEqual(code, 1)
+            self.assertRegex(err, "W_V of layer 1 differs, and 0 more.*a fine-tune.*VLLM_OSCAR_WEIGHTS=any")
+            with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
+                self.assertEqual(said(folder, case.BUNDLE)[0], 0)
 
     def test_files_of_which_vllm_would_load_other_weights_or_none_are_refused(self):
         from oscar_int2 import UnsupportedError

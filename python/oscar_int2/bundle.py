@@ -16,7 +16,7 @@ from . import programs
 from .errors import BundleError, BundleMismatchError
 from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
 from .rope import decoder_frequencies, inverse_frequencies, yarn_attention_factor
-from .weights import MATRICES, SAMPLES, VECTORS
+from .weight_samples import MATRICES, SAMPLES, VECTORS
 
 LOGGER = logging.getLogger("oscar_int2")
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
@@ -64,8 +64,8 @@ class Layer:
     key: SideRecipe | None  # None: a layer without transforms
     value: SideRecipe | None
     # float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V, W_O (weights.py); None: not in the file
-    weight_samples: torch.Tensor | None = None  # [num_kv_heads, 4, 16], of weights.MATRICES
-    vector_samples: torch.Tensor | None = None  # [num_kv_heads, 5, 16], of weights.VECTORS
+    weight_samples: torch.Tensor | None = None  # [num_kv_heads, 4, 16], of weight_samples.MATRICES
+    vector_samples: torch.Tensor | None = None  # [num_kv_heads, 5, 16], of weight_samples.VECTORS
     turned: bool = True  # by the model's RoPE; False: its keys do not turn
 
     def __repr__(self):

@@ -1,226 +1,22 @@
 """Whether a bundle was calibrated on the weights that a model has, whatever served them.
 
-The bundle holds some entries of each layer's W_Q, W_K, W_V and W_O, of the biases of the first three and
-of the norms of queries and keys, as bf16 numbers (lib/oscar/bundle/weight_samples.h). They are compared with the weights in memory, which takes some
-milliseconds. Where either side has none, as quantized weights and bundles of earlier versions, the files
-of the model are compared with the fingerprint that the bundle stores (lib/oscar/io/weight_source.cpp).
+Entries of attention are compared with the weights in memory (weight_samples.py). Where either side has none, as
+quantized weights and bundles of earlier versions, the files of the model are compared with the fingerprint that the
+bundle stores (lib/oscar/io/weight_source.cpp).
 """
 import logging
 import pathlib
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
-from .weight_files import GGUF_SOURCE, PLAIN, attention_tensors, files_of, fingerprint, is_of, is_of_gguf, sha256_of, tensors_of
+from .weight_files import GGUF_SOURCE, PLAIN, files_of, fingerprint, is_of, is_of_gguf, sha256_of, tensors_of
+from .weight_samples import compare, is_plain, of_files, projections, rounds_to, weight_of
 
 SAME, ANY = "same", "any"  # what weights are accepted
-MATRICES = ("W_Q", "W_K", "W_V", "W_O")
-VECTORS = ("b_Q", "b_K", "b_V", "q_norm", "k_norm")
-SAMPLES = 16               # entries of a matrix or vector and KV head
-# Distance of entries, as a share of their size, below which weights count as a fine-tune's: those of
-# models that were trained apart are 1.4 apart.
-FINE_TUNE = 0.5
 COST = "docs/serving.md has what that costs, under \"Whose weights\""
-_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 _logger = logging.getLogger("oscar_int2")
-
-
-class Projections(NamedTuple):
-    """Attention weights of one layer, as torch.nn.Linear has them, or one rank's part of them: whole KV
-    heads from `first_head` on, with their query heads. None: not at hand. Of `vectors`, those of VECTORS,
-    a bias that a layer does not have is zeros, and a norm that it does not have is None."""
-
-    q: torch.Tensor | None  # [query heads d, hidden]
-    k: torch.Tensor | None  # [KV heads d, hidden]
-    v: torch.Tensor | None  # [KV heads d, hidden]
-    o: torch.Tensor | None  # [hidden, query heads d]
-    first_head: int = 0
-    num_kv_heads: int | None = None  # None: all of the layer
-    vectors: tuple = (None,) * len(VECTORS)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Between samples of a bundle and weights in memory."""
-
-    entries: int      # that were compared
-    differ: int       # of them
-    tensors: list     # (layer id, name) of the tensors with entries that differ
-    compared: int     # tensors
-    relative: float   # root mean square of the differences over that of the bundle's entries, in these
-                      # tensors: in matrices, if any of them differs
-
-    @property
-    def is_fine_tune(self):
-        return self.relative < FINE_TUNE
-
-    def __str__(self):
-        layer, name = self.tensors[0]
-        what = ("a fine-tune of the calibrated model" if self.is_fine_tune else
-                "another model of the same shape, or weights that were never loaded")
-        return (f"{name} of layer {layer} differs, and {len(self.tensors) - 1} more of {self.compared} "
-                f"tensors: {self.differ / self.entries:.1%} of {self.entries} sampled entries, by "
-                f"{self.relative:.2g} of their size. These weights are {what}")
-
-
-def projections(attention, layer, first_head=0, num_kv_heads=None):
-    """Projections of an attention module that has q_proj, k_proj, v_proj and o_proj, or qkv_proj with
-    their rows one after another. `layer`: the bundle's."""
-    heads = layer.num_kv_heads if num_kv_heads is None else num_kv_heads
-    rows = [n * layer.head_dim for n in (heads * (layer.num_qo_heads // layer.num_kv_heads), heads, heads)]
-    linear = getattr(attention, "qkv_proj", None)
-    fused = _weight_of(linear)
-    if fused is None:
-        linears = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
-        parts = [_weight_of(linear) for linear in linears]
-        biases = [_bias_of(linear, n) for linear, n in zip(linears, rows)]
-    elif is_plain(fused, (sum(rows), *fused.shape[-1:])):
-        parts = fused.split(rows)
-        bias = _bias_of(linear, sum(rows))
-        biases = [None] * 3 if bias is None else bias.split(rows)
-    else:
-        parts, biases = [None] * 3, [None] * 3
-    norms = [getattr(getattr(attention, name, None), "weight", None) for name in VECTORS[3:]]
-    norms = [norm if norm is not None and norm.dim() == 1 else None for norm in norms]
-    return Projections(*parts, _weight_of(getattr(attention, "o_proj", None)), first_head, num_kv_heads,
-                       (*biases, *norms))
-
-
-def _bias_of(linear, rows):
-    """[rows] that a linear layer adds, zeros where it adds none; None: not at hand."""
-    if linear is None:
-        return None
-    while not hasattr(linear, "bias") and hasattr(linear, "base_layer"):
-        linear = linear.base_layer
-    bias = getattr(linear, "bias", None)
-    if bias is None:
-        weight = getattr(linear, "weight", None)
-        return None if weight is None else torch.zeros(rows, device=weight.device)
-    return bias if is_plain(bias, (rows,)) else None
-
-
-def _weight_of(linear):
-    """The weight of a linear layer, with what peft's adapters add to it in every product."""
-    weight = getattr(linear, "weight", None)
-    if weight is None or not hasattr(linear, "get_delta_weight") or linear.merged or linear.disable_adapters:
-        return weight
-    for name in linear.active_adapters:
-        if any(name in getattr(linear, kept, ()) for kept in ("lora_A", "lora_embedding_A")):
-            weight = weight.data + linear.get_delta_weight(name).to(weight.dtype)
-    return weight
-
-
-def _other_adapter(attentions):
-    """What acts on a weight and is no LoRA, whose product with inputs _weight_of can't say, as text; None.
-    `attentions`: {layer id: attention module}."""
-    for layer_id, attention in attentions.items():
-        for name in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"):
-            module = getattr(attention, name, None)
-            while hasattr(module, "base_layer"):
-                active = _acting(module)
-                if active:
-                    kind = type(module)
-                    family = kind.__module__.removeprefix("peft.tuners.").split(".")[0]
-                    shown = family if kind.__module__.startswith("peft.tuners.") else kind.__name__
-                    return (f"{name} of layer {layer_id} has an adapter of kind {shown} ({active[0]!r}), "
-                            "which is not compared. Merge it into the weights, and calibrate those")
-                module = module.base_layer
-    return None
-
-
-def _acting(module):
-    """Names of the adapters of a module of peft that change its output, but for LoRA's."""
-    if hasattr(module, "lora_A") or getattr(module, "merged", False) or getattr(
-            module, "disable_adapters", False):
-        return []
-    held = [getattr(module, kept, ()) for kept in getattr(module, "adapter_layer_names", ())]
-    return [name for name in getattr(module, "active_adapters", ())
-            if not held or any(name in kept for kept in held)]
-
-
-def sample_positions(rows, columns, device="cpu"):
-    """Rows and columns [16] of the entries of a KV head's part [rows, columns], by sample_position of
-    lib/oscar/bundle/weight_samples.h."""
-    i, j = torch.arange(SAMPLES, device=device) // 4, torch.arange(SAMPLES, device=device) % 4
-    return (2 * i + 1) * rows // 8, (2 * (4 * j + i) + 1) * columns // 32
-
-
-def sample(matrix, kv_heads, by_columns):
-    """[kv_heads, 16] entries of a matrix whose rows, or columns, belong to so many KV heads."""
-    rows, columns = matrix.shape
-    part = (columns if by_columns else rows) // kv_heads
-    row, column = sample_positions(rows if by_columns else part, part if by_columns else columns,
-                                   matrix.device)
-    heads = part * torch.arange(kv_heads, device=matrix.device)[:, None]
-    return matrix[row.expand(kv_heads, -1), column + heads] if by_columns else (
-        matrix[row + heads, column.expand(kv_heads, -1)])
-
-
-def sample_vector(vector, kv_heads, head_dim):
-    """[kv_heads, 16] entries of a vector whose parts belong to so many KV heads, or that all share if it has
-    head_dim entries (sample_position of lib/oscar/bundle/weight_samples.h)."""
-    parts = vector.expand(kv_heads, -1) if len(vector) == head_dim else vector.view(kv_heads, -1)
-    return parts[:, (2 * torch.arange(SAMPLES, device=vector.device) + 1) * parts.shape[1] // (2 * SAMPLES)]
-
-
-def is_plain(matrix, shape):
-    """Whether a tensor lies in memory as the numbers of a matrix of this shape."""
-    return (isinstance(matrix, torch.Tensor) and type(matrix.data) is torch.Tensor and not matrix.is_meta
-            and matrix.dtype in _PLAIN and tuple(matrix.shape) == tuple(shape))
-
-
-def compare(bundle, layers):
-    """The Difference between a bundle's samples and {layer id: Projections}; None: nothing could be
-    compared. Entries are the same if they are once rounded to bf16."""
-    taken = []
-    for layer_id, weights in layers.items():
-        layer = bundle.layers[layer_id]
-        if layer.weight_samples is None:
-            continue
-        heads = layer.num_kv_heads if weights.num_kv_heads is None else weights.num_kv_heads
-        kept = layer.weight_samples[weights.first_head:weights.first_head + heads]
-        group, hidden = layer.num_qo_heads // layer.num_kv_heads, bundle.model.hidden_size
-        before = len(taken)
-        for index, matrix in enumerate(weights[:4]):
-            rows = heads * layer.head_dim * (1 if MATRICES[index] in ("W_K", "W_V") else group)
-            by_columns = MATRICES[index] == "W_O"
-            if is_plain(matrix, (hidden, rows) if by_columns else (rows, hidden)):
-                taken.append(((layer_id, MATRICES[index]), kept[:, index],
-                              sample(matrix.data, heads, by_columns)))
-        if layer.vector_samples is None or len(taken) == before:  # vectors alone say too little
-            continue
-        kept = layer.vector_samples[weights.first_head:weights.first_head + heads]
-        for index, vector in enumerate(weights.vectors):
-            rows = heads * layer.head_dim * (group if VECTORS[index] in ("b_Q", "q_norm") else 1)
-            if is_plain(vector, (rows,)) or VECTORS[index].endswith("norm") and is_plain(vector, (layer.head_dim,)):
-                taken.append(((layer_id, VECTORS[index]), kept[:, index],
-                              sample_vector(vector.data, heads, layer.head_dim)))
-    if not taken:
-        return None
-    names, kept, found = zip(*taken)
-    kept = torch.stack(kept)  # [tensors, heads, 16]
-    half = torch.tensor([entries.dtype == torch.float16 for entries in found])[:, None, None]
-    found = torch.stack([entries.float().cpu() for entries in found])  # of layers on several devices
-    away = ~_rounds_to(found, kept, half)
-    tensors = [name for name, any_away in zip(names, away.flatten(1).any(1).tolist()) if any_away]
-    there = away.flatten(1).any(1)
-    matrices = there & torch.tensor([name in MATRICES for _, name in names])
-    there = matrices if matrices.any() else there
-    distance = (found - kept)[there].double().square().sum().sqrt()
-    size = kept[there].double().square().sum().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-    return Difference(away.numel(), int(away.sum()), tensors, len(names), float(distance / size))
-
-
-def _rounds_to(found, kept, half):
-    """Whether entries are the kept bf16 numbers once rounded. One that is fp16 in memory stands for all
-    numbers that fp16 rounds to it: a checkpoint in float32 was rounded to either."""
-    exponent = torch.where(found == 0, -24, torch.frexp(found).exponent)
-    ulp = torch.where(half, torch.ldexp(torch.ones_like(found), (exponent - 11).clamp_min(-24)), 0.0)
-    ends = [(found + sign * ulp / 2).bfloat16().float() for sign in (-1, 1)]
-    return (ends[0] <= kept) & (kept <= ends[1])
 
 
 def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger, adapter=None):
@@ -273,6 +69,34 @@ def check_model(bundle, model, attentions, accepted, caller):
     _logger.warning("oscar_int2: %s: an adapter acts on %s, which is not compared with the weights that were calibrated; "
                     "calibrate the model with it", bundle.path, elsewhere)
     return _OfAttention.said
+
+
+def _other_adapter(attentions):
+    """What acts on a weight and is no LoRA, whose product with inputs weight_of can't say, as text; None.
+    `attentions`: {layer id: attention module}."""
+    for layer_id, attention in attentions.items():
+        for name in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"):
+            module = getattr(attention, name, None)
+            while hasattr(module, "base_layer"):
+                active = _acting(module)
+                if active:
+                    kind = type(module)
+                    family = kind.__module__.removeprefix("peft.tuners.").split(".")[0]
+                    shown = family if kind.__module__.startswith("peft.tuners.") else kind.__name__
+                    return (f"{name} of layer {layer_id} has an adapter of kind {shown} ({active[0]!r}), "
+                            "which is not compared. Merge it into the weights, and calibrate those")
+                module = module.base_layer
+    return None
+
+
+def _acting(module):
+    """Names of the adapters of a module of peft that change its output, but for LoRA's."""
+    if hasattr(module, "lora_A") or getattr(module, "merged", False) or getattr(
+            module, "disable_adapters", False):
+        return []
+    held = [getattr(module, kept, ()) for kept in getattr(module, "adapter_layer_names", ())]
+    return [name for name in getattr(module, "active_adapters", ())
+            if not held or any(name in kept for kept in held)]
 
 
 def _adapter_elsewhere(model, attentions):
@@ -403,7 +227,7 @@ def compare_files(bundle, model, revision=None, accepted=SAME, option="", quanti
     same = _of_calibration(bundle, files)
     if same:
         return "its files are those of the calibration"
-    difference = None if quantized or files is None or files.suffix == ".gguf" else compare(bundle, _in_files(bundle, files))
+    difference = None if quantized or files is None or files.suffix == ".gguf" else compare(bundle, of_files(bundle, files))
     if difference is not None and difference.differ and accepted != ANY:
         raise _mismatch(bundle, difference, files, option)
     if difference is not None and not difference.differ:
@@ -418,21 +242,6 @@ def compare_files(bundle, model, revision=None, accepted=SAME, option="", quanti
     if quantized or not _has_samples(bundle):
         raise BundleMismatchError(f"{bundle.path}: {_other_files(bundle, files)}")
     return f"its files are not those of the calibration: {later}"
-
-
-def _in_files(bundle, folder):
-    """{layer id: Projections} of a bundle's layers as they lie in a folder's safetensors files; {} by other names."""
-    tensors = attention_tensors(folder)
-    if not bundle.layers.keys() <= tensors.keys():
-        return {}
-    found = {}
-    for layer_id in bundle.layers:
-        held = tensors[layer_id]
-        matrices = [held.get(f"{name}_proj.weight") for name in "qkvo"]
-        biases = [held.get(f"{name}_proj.bias", None if matrix is None else torch.zeros(len(matrix)))
-                  for name, matrix in zip("qkv", matrices)]
-        found[layer_id] = Projections(*matrices, vectors=(*biases, held.get("q_norm.weight"), held.get("k_norm.weight")))
-    return found
 
 
 _ENTRIES = 64  # of a tensor that are compared with its file
@@ -459,7 +268,7 @@ def other_than_files(model, layers, folder):
         if owner is not None and not name.startswith(f"{owner}.base_layer."):
             continue  # an adapter's own
         if leaf == "weight" and owner == holder.removesuffix(".base_layer"):
-            parameter = _weight_of(modules[owner])
+            parameter = weight_of(modules[owner])
         plain = name.replace(".base_layer.", ".")
         found = [key for key in (plain, plain.removeprefix(f"{model.base_model_prefix}.")) if key in files][:1] or [
             key for key in ends.get(_from_layers(plain), ()) if tuple(files[key][2]["shape"]) == tuple(parameter.shape)]
@@ -504,4 +313,4 @@ def _same_entries(tensor, path, base, entry, maps):
     stored = np.array(maps[path][begin + places.numpy()[:, None] * dtype.itemsize + np.arange(dtype.itemsize)])
     kept = torch.from_numpy(stored).view(dtype)[:, 0].bfloat16().float()
     found = tensor.reshape(-1)[places.to(tensor.device)].float().cpu()
-    return bool(_rounds_to(found, kept, torch.tensor(tensor.dtype == torch.float16)).all())
+    return bool(rounds_to(found, kept, torch.tensor(tensor.dtype == torch.float16)).all())

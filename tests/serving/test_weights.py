@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import serving_case
 import oscar_int2
 import oscar_int2.transformers
-from oscar_int2 import weight_files, weights
+from oscar_int2 import weight_files, weight_samples, weights
 from oscar_int2.calibration import calibrate
 from oscar_int2.errors import BundleMismatchError
 from oscar_int2.transformers import apply, remove
@@ -324,7 +324,7 @@ class Samples(WeightsTest):
         for kept, same in (([2e-8, 1e-4, 1.0, 6e-8], [1, 0, 1, 1]), ([0.0, 0.0, 1.0078125, 1e-7], [1, 1, 0, 0])):
             with self.subTest(kept=kept):
                 kept = torch.tensor([[kept]]).bfloat16().float()
-                self.assertEqual(weights._rounds_to(found, kept, half)[0, 0].tolist(), [bool(x) for x in same])
+                self.assertEqual(weight_samples.rounds_to(found, kept, half)[0, 0].tolist(), [bool(x) for x in same])
 
 
 class Recorded(WeightsTest):
@@ -449,12 +449,12 @@ class Vectors(WeightsTest):
         module.qkv_proj.weight.data = torch.cat([linear.weight[part] for linear, part in rows]).data
         module.qkv_proj.bias.data = torch.cat([linear.bias[part] for linear, part in rows]).data
         module.q_norm, module.k_norm = ours.q_norm, copy.deepcopy(ours.k_norm)
-        found = weights.compare(self.bundle, {1: weights.projections(module, layer, 1, 1)})
+        found = weight_samples.compare(self.bundle, {1: weight_samples.projections(module, layer, 1, 1)})
         self.assertEqual((found.differ, found.compared), (0, 8))
-        self.assertEqual(len(weights.compare(self.bundle, {1: weights.projections(module, layer, 0, 1)}).tensors), 6)
+        self.assertEqual(len(weight_samples.compare(self.bundle, {1: weight_samples.projections(module, layer, 0, 1)}).tensors), 6)
         row = torch.arange(64.0)
-        self.assertEqual(weights.sample_vector(row, 2, 32)[:, 0].tolist(), [1.0, 33.0])
-        self.assertEqual(weights.sample_vector(row, 2, 64)[:, 0].tolist(), [2.0, 2.0])
+        self.assertEqual(weight_samples.sample_vector(row, 2, 32)[:, 0].tolist(), [1.0, 33.0])
+        self.assertEqual(weight_samples.sample_vector(row, 2, 64)[:, 0].tolist(), [2.0, 2.0])
 
     def test_a_bundle_without_their_samples_is_compared_by_matrices(self):
         old = dataclasses.replace(self.bundle, layers={
@@ -487,8 +487,8 @@ class Parts(WeightsTest):
         return module
 
     def compared(self, heads, *part, layer_id=1):
-        found = weights.projections(self.attention(heads), self.bundle.layers[layer_id], *part)
-        return weights.compare(self.bundle, {layer_id: found})
+        found = weight_samples.projections(self.attention(heads), self.bundle.layers[layer_id], *part)
+        return weight_samples.compare(self.bundle, {layer_id: found})
 
     def test_a_fused_projection_is_taken_apart(self):
         self.assertEqual((self.compared([0, 1]).differ, self.compared([0, 1]).compared), (0, 7))
@@ -507,8 +507,8 @@ class Parts(WeightsTest):
                        attention.qkv_proj.weight.to(torch.float8_e4m3fn), torch.empty(256, 64, device="meta")):
             attention.qkv_proj.weight = torch.nn.Parameter(packed, requires_grad=False)
             attention.o_proj = torch.nn.Module()
-            found = weights.projections(attention, self.bundle.layers[1])
-            self.assertIsNone(weights.compare(self.bundle, {1: found}))
+            found = weight_samples.projections(attention, self.bundle.layers[1])
+            self.assertIsNone(weight_samples.compare(self.bundle, {1: found}))
 
 
 class Files(WeightsTest):
@@ -548,7 +548,7 @@ class Files(WeightsTest):
             self.assertRegex(said.output[0], f"ours.h5: weights could not be compared: .*{why}.*Make sure")
 
     def test_quantized_weights_are_compared_by_their_files(self):
-        packed = {i: weights.Projections(None, None, None, None) for i in self.bundle.layers}
+        packed = {i: weight_samples.Projections(None, None, None, None) for i in self.bundle.layers}
         with self.assertLogs("oscar_int2", "WARNING") as said:
             weights.check(self.bundle, packed, "same", "", self.ours)
         self.assertRegex(said.output[0], "in memory were not compared with it: the weights are quantized")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from ..errors import UnsupportedError
-from ..weights import SAMPLES, is_plain, projections, sample, sample_vector
+from ..weight_samples import SAMPLES, is_plain, projections, sample, sample_vector
 from .interface import exact_attention, observing
 from .layers import run_layers, text_config
 from .probe import LayerFacts, Rope, probe

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.utils import extract_layer_index
 
-from .. import weights
+from .. import weight_samples, weights
 from . import settings
 from .backend import OscarAttention, first_kv_head
 
@@ -57,7 +57,7 @@ class Loaded:
         """Weights of a layer were loaded again: says once if they have become others. Requests go on."""
         if self.said:
             return
-        found = weights.compare(self.bundle, {layer_id: self._projections(layer_id)})
+        found = weight_samples.compare(self.bundle, {layer_id: self._projections(layer_id)})
         if found is None or found.differ:
             self.said = True
             logger.warning("OSCAR INT2: weights were loaded again, and %s (%s). The cache goes on with the "
@@ -67,4 +67,4 @@ class Loaded:
 
     def _projections(self, layer_id):
         attention, first_head, heads = self.parts[layer_id]
-        return weights.projections(attention, self.bundle.layers[layer_id], first_head, heads)
+        return weight_samples.projections(attention, self.bundle.layers[layer_id], first_head, heads)

@@ -71,13 +71,13 @@ class Ranks(unittest.TestCase):
 
     def loaded(self, rank):
         """One layer with KV head `rank` of two, 2 query heads each, and samples of the whole layer."""
-        from oscar_int2 import weights
+        from oscar_int2 import weight_samples
         from oscar_int2.vllm.backend import OscarAttention
         from oscar_int2.vllm.weights import Loaded
 
         torch.manual_seed(3)
         q, k, v, o = (torch.randn(*size) for size in ((32, 64), (16, 64), (16, 64), (64, 32)))
-        samples = torch.stack([weights.sample(x, 2, x is o).bfloat16().float() for x in (q, k, v, o)], 1)
+        samples = torch.stack([weight_samples.sample(x, 2, x is o).bfloat16().float() for x in (q, k, v, o)], 1)
         impl = OscarAttention.__new__(OscarAttention)
         impl.num_kv_heads = 1
         layer = torch.nn.Module()

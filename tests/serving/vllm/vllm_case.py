@@ -114,16 +114,16 @@ def without_samples(file):
 
 def samples_of_the_model(change=lambda samples: samples):
     """An edit of a bundle: samples of the embedded model's weights take the place of its own, as change() gives them back."""
-    from oscar_int2 import load, weights
+    from oscar_int2 import load, weight_samples
     from transformers import AutoModelForCausalLM
 
     model, bundle = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), load(BUNDLE)
 
     def edit(file):
         for i, block in enumerate(model.model.layers):
-            parts = weights.projections(block.self_attn, bundle.layers[i])[:4]
-            samples = torch.stack([weights.sample(matrix.data, 2, name == "W_O").float()
-                                   for name, matrix in zip(weights.MATRICES, parts)], 1)
+            parts = weight_samples.projections(block.self_attn, bundle.layers[i])[:4]
+            samples = torch.stack([weight_samples.sample(matrix.data, 2, name == "W_O").float()
+                                   for name, matrix in zip(weight_samples.MATRICES, parts)], 1)
             changed = change(samples).bfloat16().float().numpy()
             del file[f"layers/{i:03}/weight_samples"]
             file[f"layers/{i:03}"].create_dataset("weight_samples", data=changed, chunks=changed.shape,

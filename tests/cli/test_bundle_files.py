@@ -84,7 +84,7 @@ class GoodFiles(BundleCase):
             self.assertIn(line, short)
         for layer in range(30):
             self.assertEqual(sum(line.startswith(f"{layer:5}  ") for line in whole), 3, "itself and two variants")
-        self.assertIn("fitted by   0.2.0 (0866315)", whole)
+        self.assertRegex("\n".join(whole), r"(?m)^fitted by   0\.2\.0 \([0-9a-f]{7}\)$")
 
     def test_inspect_tells_rounding_by_head(self):
         factors = np.stack([np.eye(DIM), np.eye(DIM)])

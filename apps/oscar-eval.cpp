@@ -410,7 +410,10 @@ void print_verdict(const Verdict& verdict) {
   if (!verdict.beside_fp8.empty()) add_line(text, "", verdict.beside_fp8, 11);
   for (const Check& check : verdict.checks) {
     if (check.standing != Standing::kCare && check.standing != Standing::kLost) continue;
-    add_line(text, "", fmt::format("{}: {} (limit: {})", check.what, check.measured, check.limits),
+    const bool more = !check.note.empty() && !check.is_caution;
+    add_line(text, "",
+             fmt::format("{}: {} (limit: {}){}{}", check.what, check.measured, check.limits,
+                         more ? ". " : "", more ? check.note : ""),
              11);
   }
   fmt::print("\n{}", text);

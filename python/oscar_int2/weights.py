@@ -233,7 +233,8 @@ def compare_files(bundle, model, revision=None, accepted=SAME, option="", quanti
     if difference is not None and not difference.differ:
         return "q, k, v and o in its files are those of the calibration" + (
             f"; of its other weights nothing is known ({_why_files_say_nothing(bundle, files)})" if same is None else
-            ", and others of its weights are not: calibrate a fine-tune anew")
+            ", but the files are not: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate a "
+            "fine-tune anew")
     later = "the server compares weights with the bundle's samples when it has loaded them"
     if same is None:
         return f"its files say nothing of the calibration ({_why_files_say_nothing(bundle, files)}); {later}"

@@ -276,6 +276,15 @@ class OscarEval(unittest.TestCase):
         self.assertIn("bits: per cached element, at 640 tokens", result.stdout)
         self.assertRegex(result.stdout, r"identity +9\.12")
 
+    def test_a_verdict_says_why_needles_that_lose_nothing_keep_it_from_close(self):
+        result = run(MODEL, "--bundle", BUNDLE, "--compare", "bundle", "--tasks", "niah", "--needle-kinds", "single",
+                     "--needle-lengths", 512, "--needle-prompts", 6, "--device", "cpu")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = " ".join(result.stdout.split())
+        self.assertRegex(said, "usable with care. Needle tasks: 100%.*, BF16 100%.*, 6 prompts .limit: .*. Few prompts: a loss of several "
+                               "points would not show. next")
+        self.assertNotIn("CAUTION", result.stdout)
+
     def test_needles_are_asked_for_in_the_models_chat_template(self):
         model, report = self.folder / "chatting", self.folder / "chatting.json"
         model.mkdir()

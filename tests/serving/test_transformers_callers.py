@@ -396,6 +396,19 @@ class Models(unittest.TestCase):
             expected = answer(model)
         self.assertEqual(answer(model), expected)
 
+    def test_layers_that_keep_options_from_attention_are_refused_at_once(self):
+        """As those of StableLM: a pass's cache would never come there."""
+        model = model_with()
+        remove(model)
+        attention = model.model.layers[0].self_attn
+        forward = attention.forward
+        attention.forward = lambda *args, oscar_int2=None, **options: forward(*args, **options)
+        with self.assertRaisesRegex(REFUSED, "layers that keep a pass's options from attention, as those of Qwen3ForCausalLM"):
+            apply(model, small.random_bundle())
+        self.assertFalse(hasattr(model, "oscar_int2"))
+        attention.forward = forward
+        apply(model, small.random_bundle())
+
     def test_what_leads_past_the_cache_is_refused(self):
         model = model_with()
         with torch.no_grad():

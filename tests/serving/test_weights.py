@@ -159,7 +159,7 @@ class Samples(WeightsTest):
             said(self.other)
         self.assertIn("any weights are accepted", said(self.other, accepted="any"))
         tuned = self.with_tensors("tuned", lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].mul_(1.5))
-        self.assertRegex(said(tuned), "^q, k, v and o in its files are those .* others of its weights are not: calibrate")
+        self.assertRegex(said(tuned), "^q, k, v and o in its files are those .* but the files are not: .* MLPs .* written anew")
         for name in ("self_attn.v_proj", "self_attn.k_norm"):
             tuned = self.with_tensors("tuned", lambda tensors: tensors[f"model.layers.2.{name}.weight"].mul_(1.01))
             with self.assertRaisesRegex(BundleMismatchError, "of layer 2 differs, and 0 more.*a fine-tune"):

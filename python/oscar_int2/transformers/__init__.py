@@ -77,12 +77,13 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     for module in (inner, *attentions):
         setattr(module, NAME, applied)
     _set_attention(inner, NAME)
-    if verification is not None:
-        try:
+    try:
+        applied.require_options(inner)
+        if verification is not None:
             applied.verified = verification.check(inner)
-        except BaseException:
-            remove(inner)
-            raise
+    except BaseException:
+        remove(inner)
+        raise
     return model
 
 

@@ -26,6 +26,10 @@ OTHER_CACHE = ("a {} in place of an OscarCache(model, batch, max_tokens); prefix
                "and can't be served")
 
 
+class Asked(Exception):
+    """Ends the pass of Applied.require_options() at the first layer's attention: whether a pass's options came there."""
+
+
 class Applied:
     """The bundle in one model, and the memory that its generate() uses."""
 
@@ -37,10 +41,28 @@ class Applied:
         self.codecs = None    # on the device, shared by all caches
         self.verified = None  # Result of a self-check, where there was one
         self.warned = False   # of positions beyond the bundle's
+        self.asked = False    # require_options() runs
         self._forget()
         base = model.base_model
         self.hooks = [base.register_forward_pre_hook(self.begin, with_kwargs=True),
                       base.register_forward_hook(self.end, with_kwargs=True)]
+
+    def require_options(self, model):
+        """Raises UnsupportedError for a model whose layers keep a pass's options, the cache among them, from attention. It is
+        seen in a pass of one token, up to the first of them."""
+        self.asked, came = True, True
+        try:
+            with torch.no_grad():
+                model.base_model.forward(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False,
+                                         **{NAME: None})
+        except Asked as answer:
+            came, = answer.args
+        except Exception:  # of a model that takes other arguments: its own passes will tell
+            pass
+        finally:
+            self.asked = False
+        if not came:
+            refuse(f"layers that keep a pass's options from attention, as those of {type(model).__name__} in this transformers")
 
     def _forget(self):
         self.kept = None  # the Memory that generate() used last
@@ -231,6 +253,8 @@ def attention(module, query, key, value, attention_mask, *, scaling=None, dropou
     for name in REFUSED_ARGUMENTS:
         if options.get(name) is not None:
             refuse(f"{name} in attention")
+    if getattr(module, NAME).asked:
+        raise Asked(NAME in options)
     if NAME not in options:
         refuse("a forward pass past the hooks of apply(); call the model, and not its forward() or its layers, "
                "and compile it behind apply()")

@@ -594,7 +594,7 @@ class Refusals(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertIn("a fine-tune of the calibrated model", err)
             code, out, _ = said(folder, case.BUNDLE)
-            self.assertRegex(out, "; q, k, v and o in its files are those of the calibration, and others of its weights are not")
+            self.assertRegex(out, "; q, k, v and o in its files are those of the calibration, but the files are not: .* written anew")
             shard, name = shard.with_name("model-00003-of-00003.safetensors"), "model.layers.1.self_attn.v_proj.weight"
             tensors = load_file(shard)
             save_file(tensors | {name: tensors[name] * 1.01}, shard)

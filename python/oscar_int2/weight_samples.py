@@ -1,12 +1,14 @@
 """Entries of a model's attention weights: those of each layer's W_Q, W_K, W_V and W_O, of the biases of the first three
 and of the norms of queries and keys, which a bundle holds as bf16 numbers (lib/oscar/bundle/weight_samples.h), beside those
 in memory or in files. To compare them takes some milliseconds."""
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from .weight_files import attention_tensors
+from .weight_files import tensors_of
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 VECTORS = ("b_Q", "b_K", "b_V", "q_norm", "k_norm")
@@ -14,7 +16,8 @@ SAMPLES = 16               # entries of a matrix or vector and KV head
 # Distance of entries, as a share of their size, below which weights count as a fine-tune's: those of
 # models that were trained apart are 1.4 apart.
 FINE_TUNE = 0.5
-_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
+FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_OF_ATTENTION = re.compile(r"(.*)layers\.(\d+)\.self_attn\.([qkvo]_proj\.(?:weight|bias)|[qk]_norm\.weight)$")
 
 
 class Projections(NamedTuple):
@@ -104,7 +107,7 @@ def weight_of(linear):
 
 def of_files(bundle, folder):
     """{layer id: Projections} of a bundle's layers as they lie in a folder's safetensors files; {} by other names."""
-    tensors = attention_tensors(folder)
+    tensors = _attention_tensors(folder)
     if not bundle.layers.keys() <= tensors.keys():
         return {}
     found = {}
@@ -115,6 +118,29 @@ def of_files(bundle, folder):
                   for name, matrix in zip("qkv", matrices)]
         found[layer_id] = Projections(*matrices, vectors=(*biases, held.get("q_norm.weight"), held.get("k_norm.weight")))
     return found
+
+
+def _attention_tensors(folder):
+    """{layer: {"q_proj.weight": tensor, ...}} of the attention layers in a folder's safetensors files, by the names that
+    transformers gives them. They are mapped, so that entries alone are read; only plain numbers are among them.
+
+    Raises what tensors_of() does. Of several stacks of layers (a tower for images, layers for drafts) it is the highest."""
+    stacks = {}
+    for name, (path, base, entry) in tensors_of(folder).items():
+        found = _OF_ATTENTION.match(name)
+        if found and entry["dtype"] in FILE_DTYPES and not any(tower in name for tower in ("vision", "visual", "audio")):
+            stack, layer, tensor = found.groups()
+            stacks.setdefault(stack, {}).setdefault(int(layer), {})[tensor] = _mapped(path, base, entry)
+    return max(stacks.values(), key=len, default={})
+
+
+def _mapped(path, base, entry):
+    dtype, shape = FILE_DTYPES[entry["dtype"]], entry["shape"]
+    begin, end = entry["data_offsets"]
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    numbers = np.memmap(path, np.float32 if dtype.itemsize == 4 else np.int16, "c", base + begin, (end - begin) // dtype.itemsize)
+    return torch.from_numpy(numbers).view(dtype).reshape(shape)
 
 
 def sample_positions(rows, columns, device="cpu"):
@@ -145,7 +171,7 @@ def sample_vector(vector, kv_heads, head_dim):
 def is_plain(matrix, shape):
     """Whether a tensor lies in memory as the numbers of a matrix of this shape."""
     return (isinstance(matrix, torch.Tensor) and type(matrix.data) is torch.Tensor and not matrix.is_meta
-            and matrix.dtype in _PLAIN and tuple(matrix.shape) == tuple(shape))
+            and matrix.dtype in FILE_DTYPES.values() and tuple(matrix.shape) == tuple(shape))
 
 
 def compare(bundle, layers):

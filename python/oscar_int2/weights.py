@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
-from .weight_files import GGUF_SOURCE, PLAIN, files_of, fingerprint, is_of, is_of_gguf, sha256_of, tensors_of
-from .weight_samples import compare, is_plain, of_files, projections, rounds_to, weight_of
+from .weight_files import GGUF_SOURCE, files_of, fingerprint, is_of, is_of_gguf, sha256_of, tensors_of
+from .weight_samples import FILE_DTYPES, compare, is_plain, of_files, projections, rounds_to, weight_of
 
 SAME, ANY = "same", "any"  # what weights are accepted
 COST = "docs/serving.md has what that costs, under \"Whose weights\""
@@ -274,7 +274,7 @@ def other_than_files(model, layers, folder):
         found = [key for key in (plain, plain.removeprefix(f"{model.base_model_prefix}.")) if key in files][:1] or [
             key for key in ends.get(_from_layers(plain), ()) if tuple(files[key][2]["shape"]) == tuple(parameter.shape)]
         place = files[found[0]] if len(found) == 1 else None
-        if place and place[2]["dtype"] in PLAIN and is_plain(parameter, place[2]["shape"]):
+        if place and place[2]["dtype"] in FILE_DTYPES and is_plain(parameter, place[2]["shape"]):
             compared += 1
             if not _same_entries(parameter.data, *place, maps):
                 differ.append(plain)
@@ -306,7 +306,7 @@ def _same_entries(tensor, path, base, entry, maps):
     row, column = (2 * strips + 1) * rows // (2 * _ENTRIES), (2 * across + 1) * columns // (2 * _ENTRIES)
     if not tensor.numel():
         return True
-    dtype = getattr(torch, PLAIN[entry["dtype"]])
+    dtype = FILE_DTYPES[entry["dtype"]]
     places = row * columns + column
     if path not in maps:
         maps[path] = np.memmap(path, np.uint8, "r")

@@ -98,7 +98,7 @@ def read_answers(paths: list, prompts_sha256: str) -> tuple:
 def figures(prompts: list, scored: dict) -> dict:
     """{mode: {row: {cache: figures}}} of {(mode, cache, seed): {id: outcome}}."""
     document = {}
-    for mode in dict.fromkeys(key[0] for key in scored):
+    for mode in sorted({key[0] for key in scored}):
         samples = {}
         for (of, cache, _), outcomes in scored.items():
             if of == mode:
@@ -180,10 +180,12 @@ def render(document: dict) -> str:
         caches = list(dict.fromkeys(cache for row in rows.values() for cache in row))
         others = [cache for cache in caches if any("difference" in row.get(cache, {}) for row in rows.values())]
         lines += [f"## {mode.capitalize()}", ""]
-        lines += _table(["task", "prompts", *caches, *(f"{cache} - {BASE}" for cache in others)],
-                        [[_title(name), f"{max(row[cache]['prompts'] for cache in caches):,}",
-                          *(_cell(row[cache], "score", _share) for cache in caches),
-                          *(_cell(row[cache], "difference", _difference) for cache in others)] for name, row in rows.items()])
+        scores = [["task", "prompts", *caches, *(f"{cache} - {BASE}" for cache in others)]]
+        for name, row in rows.items():
+            most = max(row[cache]["prompts"] for cache in caches)
+            scores.append([_title(name), f"{most:,}", *(_score(row[cache], most) for cache in caches),
+                           *(_cell(row[cache], "difference", _difference) for cache in others)])
+        lines += _table(scores[0], scores[1:])
         lines += ["Answers: mean tokens, share that was cut off (%), and share that ends in a loop (%). A loop is a period that an "
                   "answer cut off repeats to its end.", ""]
         lines += _table(["task", *(f"{cache}: tokens, cut, loops" for cache in caches)],
@@ -217,6 +219,12 @@ def _discordant(figures_of_cache: dict) -> str:
     if "lost" not in figures_of_cache:
         return ""
     return f"{figures_of_cache['lost']} / {figures_of_cache['won']}, p = {figures_of_cache['p']:.2g}"
+
+
+def _score(figures_of_cache: dict, most: int) -> str:
+    """In percent, and of how many prompts where another cache answered more."""
+    fewer = "" if figures_of_cache["prompts"] == most else f" of {figures_of_cache['prompts']:,}"
+    return _cell(figures_of_cache, "score", lambda share: _share(share) + fewer)
 
 
 def _cell(figures_of_cache: dict, key: str, text) -> str:

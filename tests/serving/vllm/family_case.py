@@ -27,6 +27,8 @@ SHAPE = dict(head_dim=HEAD_DIM, vocab_size=VOCAB, max_position_embeddings=POSITI
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
 GATED_DELTA = dict(layer_types=["linear_attention", "linear_attention", "full_attention"] * 2, num_hidden_layers=6,
                    linear_key_head_dim=32, linear_value_head_dim=32)
+# vLLM's first choice of a linear attention on Hopper takes heads of 128 alone.
+STATES = {"mamba_ssm_cache_dtype": "float32", **({"gdn_prefill_backend": "triton"} if torch.cuda.is_available() else {})}
 HALF_TURNS = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
 # Keys of the config beside those of tiny_transformers.
 KEYS = {

@@ -19,8 +19,6 @@ from overlapped import overlapped
 from vllm_case import needs_vllm
 
 SINK, RECENT = 64, 256
-# vLLM's first choice on Hopper takes heads of 128 alone.
-STATES = {"mamba_ssm_cache_dtype": "float32", **({"gdn_prefill_backend": "triton"} if torch.cuda.is_available() else {})}
 PLACES = 3  # of kept sinks
 
 
@@ -400,7 +398,7 @@ class LinearAttention(Sharing, case.EngineTest):
     state = 4 * 32 * 32 * 4 + 3 * (2 * 2 * 32 + 4 * 32) * 2  # DeltaNet's in float32, and three columns of bf16
     pages = -(-state // page)
     chunk = block = pages * 64  # steps of fewer tokens would never come to its end
-    options = {**STATES, "kv_cache_memory_bytes": 60 * 2 * pages * page, "max_model_len": 1536,
+    options = {**family.STATES, "kv_cache_memory_bytes": 60 * 2 * pages * page, "max_model_len": 1536,
                "enable_prefix_caching": True}
 
     def test_the_pool_holds_what_its_bytes_do(self):
@@ -441,7 +439,7 @@ class ManyExperts(MixedTraffic, case.EngineTest):
     """Qwen3-Next: the same layers with experts. Prefix caching is off, as vLLM has it."""
 
     name, layers = "qwen3_next", (2, 5)
-    options = {**STATES, "kv_cache_memory_bytes": 1 << 21}
+    options = {**family.STATES, "kv_cache_memory_bytes": 1 << 21}
 
 
 @needs_vllm

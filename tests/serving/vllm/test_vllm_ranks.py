@@ -77,7 +77,7 @@ class LinearAttention(Ranks):
     """Qwen3-Next: half of a state on each rank, and one of two experts."""
 
     name = "qwen3_next"
-    options = {"kv_cache_memory_bytes": 1 << 22, "mamba_ssm_cache_dtype": "float32"}
+    options = {**family.STATES, "kv_cache_memory_bytes": 1 << 22}
 
     def test_two_ranks_have_half_a_state_and_an_expert_each(self):
         size, sizes = self.compare(1, tensor_parallel_size=2, enable_expert_parallel=True)

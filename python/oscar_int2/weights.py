@@ -103,9 +103,19 @@ def _adapter_elsewhere(model, attentions):
     """The name of a module outside the attention layers whose output an adapter of peft changes; None."""
     within = {id(part) for attention in attentions.values() for part in attention.modules()}
     for name, module in model.named_modules():
-        if id(module) not in within and hasattr(module, "base_layer") and (_acting(module) or _lora_acts(module)):
+        if id(module) not in within and (_copy_acts(module) or hasattr(module, "base_layer") and (
+                _acting(module) or _lora_acts(module))):
             return name
     return None
+
+
+def _copy_acts(module):
+    """Whether a trained copy takes a module's place (peft's modules_to_save), with other parameters."""
+    original, copies = getattr(module, "original_module", None), getattr(module, "modules_to_save", {})
+    if original is None or getattr(module, "disable_adapters", False):
+        return False
+    return any(not torch.equal(trained, before) for name in module.active_adapters[:1] if name in copies
+               for trained, before in zip(copies[name].parameters(), original.parameters()))
 
 
 def _lora_acts(module):

@@ -306,8 +306,14 @@ class OscarEval(unittest.TestCase):
                      "--needle-lengths", "400,600", "--needle-prompts", 6, "--needle-kinds",
                      "single,multikey", "--needle-generate", "--json", out)
         self.assertEqual(result.returncode, 0, result.stderr)
-        for method in json.loads(out.read_text())["methods"].values():
+        methods = json.loads(out.read_text())["methods"]
+        for method in methods.values():
             self.assertEqual(method["niah"]["generated"]["passed"], method["niah"]["passed"])
+        counted = ", ".join(f"{name} {method['niah']['generated']['passed']} of 6" for name, method in methods.items())
+        self.assertIn(f"generated: {counted}\n", result.stdout)
+        page = self.folder / "needles.html"
+        self.assertEqual(run("report", out, "--output", page, program="oscar-bundle").returncode, 0)
+        self.assertTrue(">Generated</th>" in page.read_text())
 
     def test_a_stride_overlaps_windows_and_counts_their_last_tokens(self):
         report = self.folder / "stride.json"

@@ -82,6 +82,18 @@ class OtherAdapter(torch.nn.Module):
         return self.base_layer(x) * self.ia3_l["default"]
 
 
+class TrainedCopy(torch.nn.Module):
+    """As peft wraps a module of which it trains a copy (modules_to_save)."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.original_module, self.disable_adapters, self.active_adapters = module, False, ["default"]
+        self.modules_to_save = torch.nn.ModuleDict({"default": copy.deepcopy(module)})
+
+    def forward(self, x):
+        return self.modules_to_save["default"](x)
+
+
 class WeightsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -230,6 +242,16 @@ class Samples(WeightsTest):
             vars(adapter).update(before)
         mlp.up_proj = OtherAdapter(adapter.base_layer, 3.0)
         with self.assertLogs("oscar_int2", "WARNING"):
+            remove(apply(model, self.bundle))
+        mlp.up_proj = kept = TrainedCopy(adapter.base_layer)
+        with silence(self):  # as it begins
+            remove(apply(model, self.bundle))
+        with torch.no_grad():
+            kept.modules_to_save["default"].weight.mul_(1.01)
+        with self.assertLogs("oscar_int2", "WARNING"):
+            remove(apply(model, self.bundle))
+        kept.disable_adapters = True
+        with silence(self):
             remove(apply(model, self.bundle))
 
     def test_it_is_served_to_those_who_accept_any(self):

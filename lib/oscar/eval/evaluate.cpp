@@ -170,20 +170,21 @@ void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, c
                      Progress& progress) {
   const Session& session = work.session;
   const std::vector<NeedlePrompt>& prompts = work.needles.prompts;
-  int64_t tokens = 0, left = 0;
+  int64_t tokens = 0;
   EvaluationSize size{.batch_tokens = largest_needle_batch(work.model, prompts),
                       .methods = work.methods.size(),
                       .all_weights = options.generate_needles};
   if (size.all_weights) size.sequences = most_needles_together(work.model, prompts);
   for (size_t i = 0; i < prompts.size(); ++i) {
     tokens += prompts[i].length;
-    if (i >= done.forced) left += prompts[i].length;
     size.longest_sequence = std::max(size.longest_sequence, prompts[i].length);
   }
   // Each batch passes alone, if it fits.
   plan_hidden_room(evaluation_needs(work.model, size), session.memory, session.compute.device);
   hold_device_memory(session.memory, session.compute.device);
-  progress.begin("needles", left * work.model.config().num_layers, "token-layers");
+  progress.begin("needles",
+                 needle_tokens(work.model, prompts, done.forced) * work.model.config().num_layers,
+                 "token-layers");
   run_needles_forced(work.model, work.methods, session.engine, prompts, options.position_offset,
                      ranks, done.forced, state.forced, counted, progress);
   progress.end();

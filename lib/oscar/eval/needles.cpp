@@ -260,6 +260,8 @@ constexpr int64_t kDevicePromptTokens = 131072;
 struct PromptBatch {
   size_t first = 0, count = 0;
   int64_t length = 0, answer = 0;  // tokens of each prompt, of the longest answer
+
+  int64_t tokens() const { return static_cast<int64_t>(count) * (length + answer); }
 };
 
 std::vector<PromptBatch> batch_prompts(const Transformer& model,
@@ -339,7 +341,16 @@ int64_t most_needles_together(const Transformer& model, const std::vector<Needle
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
   int64_t tokens = 0;
   for (const PromptBatch& batch : batch_prompts(model, prompts)) {
-    tokens = std::max(tokens, static_cast<int64_t>(batch.count) * (batch.length + batch.answer));
+    tokens = std::max(tokens, batch.tokens());
+  }
+  return tokens;
+}
+
+int64_t needle_tokens(const Transformer& model, const std::vector<NeedlePrompt>& prompts,
+                      size_t done) {
+  int64_t tokens = 0;
+  for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+    if (batch.first >= done) tokens += batch.tokens();
   }
   return tokens;
 }
@@ -442,8 +453,7 @@ void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
     }
     counted();
     if (own) return;
-    const auto tokens = static_cast<int64_t>(batch.count) * (batch.length + batch.answer);
-    progress.advance(tokens * model.config().num_layers);
+    progress.advance(batch.tokens() * model.config().num_layers);
   };
   const auto first = std::ranges::lower_bound(batches, done, {}, &PromptBatch::first);
   work_in_turn(ranks, static_cast<size_t>(first - batches.begin()), batches.size(), pass, take);

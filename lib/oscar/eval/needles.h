@@ -89,11 +89,13 @@ struct NeedleOutcome {
 // passes from its margin.
 inline NeedleOutcome needle_outcome(double margin) { return {margin > 0, margin}; }
 
-// Batches in which the prompts and their answers run, the most prompts of one, and the tokens of
-// the largest.
+// Batches in which the prompts and their answers run, the most prompts of one, the tokens of the
+// largest, and those of all batches from prompt `done` on.
 size_t num_needle_batches(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 int64_t most_needles_together(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
+int64_t needle_tokens(const Transformer& model, const std::vector<NeedlePrompt>& prompts,
+                      size_t done);
 
 // Greedy continuation of equally long prompts: ids [prompts, length] int64 -> [prompts, tokens]
 // int64 on the CPU. `engine` starts with an empty cache; `position_offset` is added to every

@@ -425,6 +425,19 @@ std::string partial_line(const Json& report) {
   return text;
 }
 
+// Of --needle-generate: prompts that each method answered rightly on its own; "" without them.
+std::string generated_lines(const Json& report) {
+  std::string counts, text;
+  for (const auto& [name, method] : report["methods"].items()) {
+    if (!method.contains("niah") || !method["niah"].contains("generated")) continue;
+    const Json& rate = method["niah"]["generated"];
+    counts += fmt::format("{}{} {} of {}", counts.empty() ? "" : ", ", name,
+                          rate["passed"].get<int64_t>(), rate["prompts"].get<int64_t>());
+  }
+  if (!counts.empty()) add_line(text, "generated:", counts, 11);
+  return text;
+}
+
 std::string caution_lines(const Json& report) {
   std::string text;
   for (const Caution& caution : cautions_of(report)) {
@@ -481,7 +494,7 @@ std::string format_table(const Json& report) {
   if (engine != "simulate") {
     out += fmt::format("\nengine {}: decoded token by token through a paged cache", engine);
   }
-  return out + "\n" + caution_lines(report) + partial_line(report);
+  return out + "\n" + generated_lines(report) + caution_lines(report) + partial_line(report);
 }
 
 }  // namespace oscar

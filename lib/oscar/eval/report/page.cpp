@@ -570,13 +570,16 @@ std::string needle_section(const ReportData& data, const Verdict& verdict) {
     }
   }
   std::set<std::string> kinds;
+  bool generated = false;
   for (const MethodFigures& m : data.methods) {
     if (!m.needles) continue;
+    generated = generated || m.needles->generated;
     for (const auto& [kind, rate] : m.needles->kinds) kinds.insert(kind);
   }
   HtmlTable table{.caption = "Pass rate by kind of task.", .head = {"Method"}};
   for (const std::string& kind : kinds) table.head.push_back(kind);
   table.head.emplace_back("All");
+  if (generated) table.head.emplace_back("Generated");
   table.head.emplace_back("Lost / won against BF16");
   for (const MethodFigures& m : data.methods) {
     if (!m.needles || m.variant) continue;
@@ -588,6 +591,7 @@ std::string needle_section(const ReportData& data, const Verdict& verdict) {
       row.push_back(found == m.needles->kinds.end() ? "–" : rate_html(found->second));
     }
     row.push_back(rate_html(m.needles->all));
+    if (generated) row.push_back(m.needles->generated ? rate_html(*m.needles->generated) : "–");
     row.push_back(m.needles->only_bf16
                       ? fmt::format("{} / {} <span class=\"iv\">p = {}</span>",
                                     count(m.needles->only_bf16), count(m.needles->only_method),

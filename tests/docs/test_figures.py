@@ -5,7 +5,7 @@ import re
 import sys
 import unittest
 
-from support.markdown_files import MarkdownFile
+from support.markdown_files import MarkdownFile, headed_tables, section, table_rows, tables
 from support.programs import SOURCE, run
 
 sys.path.insert(0, str(SOURCE / "studies"))
@@ -22,22 +22,6 @@ PERPLEXITY = "its perplexity above BF16's"
 ROWS = {PERPLEXITY: "default of this toolkit"}
 
 
-def section(page, heading):
-    return MarkdownFile(page).text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-
-
-def headed_tables(page, heading):
-    """(headings, rows) of each table under `heading`, as lists of cells without emphasis and backticks."""
-    for table in re.findall(r"(?:^\|.*\n)+", section(page, heading), re.MULTILINE):
-        cells = [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in table.splitlines()]
-        yield cells[0], cells[2:]
-
-
-def tables(page, heading):
-    """Rows of each table under `heading`."""
-    return [rows for _, rows in headed_tables(page, heading)]
-
-
 def plain(cell):
     """A figure as both write it: ".0122" for "0.0122"."""
     return re.sub(r"(?<![\d.])0\.", ".", cell)
@@ -52,11 +36,6 @@ def rows_of(study):
                 for row in table.rows:
                     rows.setdefault(row[0], []).append(dict(zip(table.columns[1:], map(plain, row[1:]))))
     return rows
-
-
-def table_rows(page, heading):
-    """Rows of the first table under `heading`."""
-    return tables(page, heading)[0]
 
 
 def with_sign(difference):

@@ -66,3 +66,24 @@ class MarkdownFile:
 
 def markdown_files():
     return [MarkdownFile(name) for name in project_files() if name.suffix == ".md"]
+
+
+def section(page, heading):
+    return MarkdownFile(page).text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def headed_tables(page, heading):
+    """(headings, rows) of each table under `heading`, as lists of cells without emphasis and backticks."""
+    for table in re.findall(r"(?:^\|.*\n)+", section(page, heading), re.MULTILINE):
+        cells = [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        yield cells[0], cells[2:]
+
+
+def tables(page, heading):
+    """Rows of each table under `heading`."""
+    return [rows for _, rows in headed_tables(page, heading)]
+
+
+def table_rows(page, heading):
+    """Rows of the first table under `heading`."""
+    return tables(page, heading)[0]

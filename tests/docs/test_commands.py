@@ -35,7 +35,7 @@ SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"
           "32768": "512"}
 # Scripts that are run; any other is only looked up, with its options.
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
-FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
+FOREIGN_OPTIONS = {"--long-prefill-token-threshold": "vLLM's", "--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
                    "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
                    "--load-format": "vLLM's", "--attention-backend": "vLLM's",
                    "--tensor-parallel-size": "vLLM's", "--pipeline-parallel-size": "vLLM's",

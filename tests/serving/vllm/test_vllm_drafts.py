@@ -181,6 +181,40 @@ class Ngram(WithDrafts):
         for prompt, name in zip(prompts, names):
             self.like_one_at_a_time(prompt, finished[name])
 
+    def crossing(self):
+        """A prompt. One token behind it no row leaves the recent window yet, with drafts a block of them would."""
+        format = self.engine.builder.format
+        tokens = format.sink_tokens + format.recent_tokens + 6 * format.demote_block - 2
+        certain = tokens + 1
+        self.assertEqual(format.history_tokens(certain), format.history_tokens(certain + 1) - format.demote_block)
+        return self.engine.prompt(0, tokens)
+
+    @unittest.skipIf(torch.cuda.is_available(), "operators check tables on a CPU alone")
+    def test_a_ring_of_too_few_rows_for_drafts_would_be_seen(self):
+        """One row too few, and no rows for drafts at all. Two drafts and fewer need none: a ring of single tokens has
+        two rows more than these need."""
+        from oscar_int2.recipe import CacheFormat
+
+        format = self.engine.builder.format
+        for rows in format.ring_tokens() + self.k - 3, format.ring_tokens():
+            with mock.patch.object(CacheFormat, "ring_tokens", lambda *_: rows):
+                engine = case.Engine(kv_cache_memory_bytes=96 << 20, speculative_config={
+                    **self.speculative, "num_speculative_tokens": self.k})
+            engine.add(self.crossing(), 12)
+            with self.subTest(rows=rows), self.assertRaisesRegex(
+                    RuntimeError, f"at most ring_tokens {rows} exact rows behind it"):
+                engine.run()
+
+    def test_a_history_that_counts_drafts_would_be_seen(self):
+        engine = self.engine
+        publish = engine.builder.publish
+        name = engine.add(self.crossing(), 12)
+        with mock.patch.object(engine.builder, "publish", lambda slots, drafts: publish(slots, [0] * len(drafts))), \
+                self.assertRaisesRegex(AssertionError, "by those that were certain"):
+            self.steps()
+        engine.core.abort_request([name])
+        engine.settle()
+
     def test_fewer_drafts_than_k_are_proposed_where_vllm_says_so(self):
         from oscar_int2.vllm.steps import fill_up
 

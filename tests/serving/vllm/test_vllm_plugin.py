@@ -822,6 +822,28 @@ class Chunks(unittest.TestCase):
 
 
 @needs_vllm
+class Copies(unittest.TestCase):
+    def test_each_steps_numbers_are_copied_from_pinned_memory_of_their_own(self):
+        """The last step's copy may be under way while the host writes the next one's numbers."""
+        from oscar_int2.vllm import steps
+
+        pinned = []
+
+        def pin_memory(tensor):
+            pinned.append(tensor.clone())
+            return pinned[-1]
+
+        with mock.patch.object(steps, "takes_pinned", lambda _: True), \
+                mock.patch.object(torch.Tensor, "pin_memory", pin_memory):
+            sent = [steps.to_device([[1, 2, first], [], [4]], torch.device("cpu")) for first in (3, 5)]
+        self.assertEqual([[part.tolist() for part in parts] for parts in sent],
+                         [[[1, 2, first], [], [4]] for first in (3, 5)])
+        self.assertEqual([parts[0].untyped_storage().data_ptr() for parts in sent],
+                         [buffer.untyped_storage().data_ptr() for buffer in pinned], "pinned once a call")
+        self.assertEqual(len({buffer.untyped_storage().data_ptr() for buffer in pinned}), 2)
+
+
+@needs_vllm
 class Slots(unittest.TestCase):
     def test_slots_are_kept_returned_and_used_again(self):
         from oscar_int2.vllm.windows import WindowSlots

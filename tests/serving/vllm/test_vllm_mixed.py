@@ -93,6 +93,26 @@ class Mixed(OneEngine):
         apart, exact = zip(*(self.family.distances(prompt, finished[name]) for name, prompt in requests.items()))
         self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
 
+    def test_aborted_requests_give_back_what_they_held_and_the_others_follow_the_definition(self):
+        """One is aborted while it answers, one behind its first chunk; others take their windows and blocks."""
+        engine, finished, pool = self.engine, {}, self.engine.scheduler.kv_cache_manager.block_pool
+        free, prompts = pool.get_num_free_blocks(), [engine.prompt(*which) for which in ((0, 420), (1, 400), (2, 430))]
+        stays, answers, reads = engine.add(prompts[0], 14), engine.add(prompts[1], 40), None
+        for _ in range(3):
+            engine.step(finished)
+        reads = engine.add(prompts[2], 40)
+        with engine.in_chunks(self.chunk):
+            engine.step(finished)
+        engine.core.abort_request([answers, reads])
+        late = engine.add(prompts[2], 10)
+        finished |= engine.run()
+        self.assertEqual(set(finished) - {answers, reads}, {stays, late})
+        engine.settle()
+        self.assertEqual((pool.get_num_free_blocks(), engine.builder.slots.of), (free, {}))
+        apart, exact = zip(*(self.family.distances(prompt, finished[name])
+                             for name, prompt in ((stays, prompts[0]), (late, prompts[2]))))
+        self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
+
     @contextlib.contextmanager
     def preempted(self):
         """A dict that takes, of preempted requests by prompt, [tokens that they had generated, tokens that they began

@@ -302,9 +302,10 @@ class EngineTest(unittest.TestCase):
         if self.engine is not None:
             self.engine.forget()
 
-    def check(self, prompt, output, bound=DRIFT / 4):
-        """Log probabilities of an answer are those of a request that shares nothing."""
-        ours = log_probabilities_in_transformers(prompt, output.token_ids)
+    def check(self, prompt, output, bound=DRIFT / 4, model=None):
+        """Log probabilities of an answer are those of a request that shares nothing. `model`: of
+        model_in_transformers(), in place of the embedded one."""
+        ours = log_probabilities_in_transformers(prompt, output.token_ids, model)
         theirs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
         self.assertLess((torch.tensor(ours) - torch.tensor(theirs)).abs().mean(), bound)
 
@@ -337,26 +338,26 @@ def first_difference(one, other):
 
 
 @functools.cache
-def model_in_transformers():
+def model_in_transformers(folder=MODEL):
     from transformers import AutoModelForCausalLM
     from oscar_int2.transformers import apply
 
     # Where vLLM runs: rows that other sums made are now and then other codes.
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).to(device), BUNDLE)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
+    return apply(model, BUNDLE, weights="same" if folder == MODEL else "any")
 
 
-def log_probabilities_in_transformers(prompt, answer):
+def log_probabilities_in_transformers(prompt, answer, model=None):
     """Of each token of an answer, from transformers' model over the package's cache, fed with it."""
-    return _log_probabilities_in_transformers(tuple(prompt), tuple(answer))
+    return _log_probabilities_in_transformers(tuple(prompt), tuple(answer), model or model_in_transformers())
 
 
 @functools.cache
 @torch.inference_mode()
-def _log_probabilities_in_transformers(prompt, answer):
+def _log_probabilities_in_transformers(prompt, answer, model):
     from oscar_int2.transformers import OscarCache
 
-    model = model_in_transformers()
     cache = OscarCache(model, 1, len(prompt) + len(answer))
     fed = (torch.tensor([list(tokens)], device=model.device) for tokens in (prompt, *([token] for token in answer[:-1])))
     logits = [model(tokens, past_key_values=cache).logits[0, -1] for tokens in fed]

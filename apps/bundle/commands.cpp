@@ -7,6 +7,7 @@
 #include "common/terminal.h"
 #include "oscar/base/error.h"
 #include "oscar/base/strings.h"
+#include "oscar/eval/report/card.h"
 
 namespace oscar::app {
 
@@ -63,6 +64,20 @@ void show(const std::string& text, const Json& json, const JsonOutput& output) {
   if (output.file.empty()) return;
   write_text_output(output.file, json_text(json, 2) + "\n",
                     output.force ? Replace::kYes : Replace::kNo);
+}
+
+void add_evaluation_option(CLI::App& sub, std::string& file) {
+  sub.add_option("--eval", file,
+                 "JSON report of oscar-eval on this bundle: what it measured\n"
+                 "of the portable variant, in place of predicted errors\n"
+                 "(default: the report that is stored in the bundle)")
+      ->option_text("FILE");
+}
+
+Json read_evaluation(const Bundle& bundle, const std::string& file) {
+  Json report = read_json_file(file);
+  evaluation_of(bundle, report, file);
+  return report;
 }
 
 void add_answers_option(CLI::App& sub, std::string& file) {

@@ -82,6 +82,11 @@ void check_json_output(const std::vector<std::string>& inputs, const JsonOutput&
 // Prints `text` and writes `json` to its file. Where that is standard output, prints only `json`.
 void show(const std::string& text, const Json& json, const JsonOutput& output);
 
+// --eval FILE: a report of oscar-eval on the bundle, whose measured KL takes the place of predicted
+// errors. Reading throws Error where it is of another bundle, or of a part of the text.
+void add_evaluation_option(CLI::App& sub, std::string& file);
+Json read_evaluation(const Bundle& bundle, const std::string& file);
+
 // --answers FILE, and what is in it; none where the option was left out.
 void add_answers_option(CLI::App& sub, std::string& file);
 std::optional<Answers> read_answers_file(const std::string& file);

@@ -22,7 +22,7 @@ namespace oscar::app {
 namespace {
 
 struct ExportArguments {
-  std::string input, output, backend, base;
+  std::string input, output, backend, base, evaluation;
   bool reduce = false;
 };
 
@@ -39,7 +39,10 @@ int run_export(const ExportArguments& arguments) {
     return kExitDone;
   }
   const ExchangeFormat& format = find_exchange_format(arguments.backend, kStatisticsExport);
-  const Bundle bundle = read_bundle(arguments.input);
+  Bundle bundle = read_bundle(arguments.input);
+  if (!arguments.evaluation.empty()) {
+    bundle.evaluation = read_evaluation(bundle, arguments.evaluation);
+  }
   const ExportResult result = export_bundle(bundle, arguments.input, format, arguments.reduce,
                                             arguments.output, arguments.base);
   const std::string said =
@@ -76,6 +79,7 @@ void add_export(CLI::App& program, Work& work) {
                      "Where the backend cannot run the bundle's own\n"
                      "transforms, write the portable variant and say what\n"
                      "error is predicted");
+        add_evaluation_option(sub, arguments.evaluation);
         sub.add_option("--base", arguments.base,
                        "With gguf-rot: a .gguf of the model, of any\n"
                        "quantization (other weights are refused); the file is\n"

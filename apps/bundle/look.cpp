@@ -25,14 +25,20 @@ namespace oscar::app {
 namespace {
 
 struct InspectArguments {
-  std::string file;
+  std::string file, evaluation;
   bool all = false;
   JsonOutput json;
 };
 
 int inspect(const InspectArguments& arguments) {
-  check_json_output({arguments.file}, arguments.json);
-  const Inspection inspection = inspect_bundle(arguments.file);
+  std::vector<std::string> inputs = {arguments.file};
+  if (!arguments.evaluation.empty()) inputs.push_back(arguments.evaluation);
+  check_json_output(inputs, arguments.json);
+  std::optional<Json> evaluation;
+  if (!arguments.evaluation.empty()) {
+    evaluation = read_evaluation(read_bundle(arguments.file), arguments.evaluation);
+  }
+  const Inspection inspection = inspect_bundle(arguments.file, evaluation);
   const auto view = arguments.all ? InspectionView::kAll : InspectionView::kScreen;
   show(inspection_text(inspection, view), inspection.json, arguments.json);
   return kExitDone;
@@ -47,6 +53,7 @@ void add_inspect(CLI::App& program, Work& work) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
         sub.add_flag("--all", arguments.all,
                      "Every layer, hash and backend, not what fits a screen");
+        add_evaluation_option(sub, arguments.evaluation);
         add_json_option(sub, arguments.json);
       });
 }

@@ -132,6 +132,8 @@ def ratio_text(values) -> str:
     if values is None:
         return "at the floor"
     decimals = 3 if values[0] < 0.1 else 2 if values[0] < 10 else 0
+    if 0 < values[0] < 0.01:  # two digits that say something
+        decimals = 1 - math.floor(math.log10(values[0]))
     mean, low, high = (None if value is None else f"{value:.{decimals}f}" for value in values)
     return mean if low is None else f"{mean} [{low}, {high}]"
 

@@ -102,7 +102,7 @@ QWEN_CODER = Plan(
          "and 2 KV heads of 128 channels, biases of q, k and v, and 32,768 positions; its published Q4_K_M file, dequantized. "
          "Calibrated on code and documentation, half of each; measured on other code, documentation and prose (the held-out "
          "parts of `datasets/real-text`), and on chats that the model wrote itself. No constant of the method was chosen on "
-         "them, or on this model.",
+         "them. One was on other text of this model: stretches that calibration repeats (`--recall`).",
     fetch="python -m oscar_int2 fetch qwen2.5-coder-1.5b corpora",
     calibration={QWEN_MIXED: Text(QWEN_MIXED, ",".join(f"{calibration(domain).corpus}:0.5" for domain in QWEN_DOMAINS[:2]))}
     | {domain: calibration(domain) for domain in QWEN_DOMAINS},

@@ -112,6 +112,10 @@ class Publish(BackendCase):
         self.assertEqual(index["model"]["licence"], "apache-2.0")
         for link in re.findall(r"\]\(([^)]+)\)", card.text):
             self.assertTrue((out / link).exists(), link)
+        said = dict(re.findall(r"^\| (\S+) \| ((?:runs|cannot).*) \|$", card.text.replace("\\_", "_"), re.MULTILINE))
+        self.assertEqual(said, {backend["name"]: backend["line"] for backend in index["stacks"]})
+        self.assertIn(index["bundle"]["serving_sha256"], card.text)
+        self.assertIn(f"Measured on the content `{report['bundle']['content_sha256']}`", card.text)
         row = next(line for line in card.text.splitlines() if "**this bundle**" in line)
         self.assertIn(f"{100 * report['methods']['bundle']['top1']['mean']:.1f}%", row)
         self.assertIn(report["device"].replace("_", "\\_"), card.text)

@@ -80,6 +80,9 @@ class Zoo(ProgramTest):
                 self.assertIn(f"\nlicense: {entry['model']['licence']}\n", stored)
                 made, stored = map(without_licence, (made, stored))
             self.assertEqual(made, stored)
+            index = json.loads((folder / "index.json").read_text())
+            lines = dict(re.findall(r"^\| (\S+) \| ((?:runs|cannot).*) \|$", stored.replace("\\_", "_"), re.MULTILINE))
+            self.assertEqual(lines, {backend["name"]: backend["line"] for backend in index["stacks"]})
 
 
 if __name__ == "__main__":

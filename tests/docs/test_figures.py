@@ -280,11 +280,13 @@ class Figures(unittest.TestCase):
         lost = ["{:.1f} {}[{:.1f}, {:.1f}]".format(-100 * mean, points, -100 * high, -100 * low) for points, (mean, low, high) in (
             ("points ", greedy["all needles"]["int2"]["difference"]), ("", sampled["all needles"]["int2"]["difference"]))]
         self.assertIn(f"Needles lose {lost[0]} greedily and {lost[1]} sampled", limits)
-        code = {length: greedy[f"quote of code, {length}K"] for length in (4, 16)}
-        for of in code.values():
-            self.assertIn(f"{100 * of['int2']['score']:.1f}%", page)
-            self.assertIn(f"{100 * of['bf16']['score']:.1f}% over BF16", page)
-        self.assertIn(f"({with_sign(code[16]['int2']['difference'])})", page)
+        more = json.loads((draw_charts.CODER_TASKS.parent / "quotes" / "tasks.json").read_text())["figures"]["greedy"]
+        lost = {kind: [-100 * value for value in of["int2"]["difference"]] for kind, of in more.items()}
+        mean, high, low = lost["all quotes"]
+        self.assertIn(f"and {with_sign(more['all quotes']['int2']['difference'])} of 1,000 others", limits)
+        self.assertIn(f"and {mean:.1f} [{low:.1f}, {high:.1f}] of [1,000 others]", page)
+        self.assertIn("code {:.1f} in 4K tokens and {:.1f} in 16K, prose {:.1f} and {:.1f}".format(
+            *(lost[f"quote of {text}, {length}K"][0] for text in ("code", "text") for length in (4, 16))), page)
         self.assertIn(f"({with_sign(greedy['four values, 30K']['int2']['difference'])}, 18 prompts)", page)
 
     def test_every_backend_is_described_as_the_program_does(self):

@@ -71,12 +71,28 @@ std::string percent(const Figure& x, int decimals) {
   return guarded(x, [&](double value) { return fixed(100 * value, decimals) + "%"; });
 }
 
-std::string signed_percent(const Figure& x) {
-  return guarded(x, [](double value) {
+namespace {
+
+// A percentage of thousands says little.
+bool is_times(const Figure& x) { return is_finite(x) && *x >= 10; }
+
+std::string signed_percent_in(const Figure& x, bool times) {
+  return guarded(x, [times](double value) {
     const double points = 100 * value;
-    if (value >= 10) return figure(value + 1) + "×";  // a percentage of thousands says little
+    if (times) return figure(value + 1) + "×";
     return (points > 0 ? "+" : "") + fixed(points, std::abs(points) < 100 ? 1 : 0) + "%";
   });
+}
+
+}  // namespace
+
+std::string signed_percent(const Figure& x) { return signed_percent_in(x, is_times(x)); }
+
+std::string signed_percent(const Figure& mean, const Figure& low, const Figure& high) {
+  if (!is_finite(low) || !is_finite(high)) return signed_percent(mean);
+  const bool times = is_times(mean) || is_times(high);
+  return fmt::format("{} [{}, {}]", signed_percent_in(mean, times), signed_percent_in(low, times),
+                     signed_percent_in(high, times));
 }
 
 std::string count(const Figure& x) {

@@ -20,9 +20,11 @@ bool is_finite(const Figure& x);
 std::string figure(const Figure& x, int digits = 3);  // significant digits: 8.94, 6,950, 2.1×10⁻⁷
 std::string percent(const Figure& x, int decimals = 1);  // 0.954 -> 95.4%
 std::string signed_percent(const Figure& x);             // 0.009 -> +0.9%; 799 -> 800×
-std::string count(const Figure& x);                      // 121,066
-std::string token_length(const Figure& x);               // 131072 -> 128K, 3968 -> 3,968
-std::string times(const Figure& x);                      // 11.2 -> 11 times, 2.34 -> 2.3 times
+// "+0.9% [+0.1%, +1.7%]", all three in the unit of the largest; without a finite interval the mean.
+std::string signed_percent(const Figure& mean, const Figure& low, const Figure& high);
+std::string count(const Figure& x);         // 121,066
+std::string token_length(const Figure& x);  // 131072 -> 128K, 3968 -> 3,968
+std::string times(const Figure& x);         // 11.2 -> 11 times, 2.34 -> 2.3 times
 
 // 64 -> 64th, 101 -> 101st; n >= 0.
 std::string ordinal(int64_t n);

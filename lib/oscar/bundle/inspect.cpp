@@ -12,6 +12,7 @@
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
 #include "oscar/bundle/match.h"
+#include "oscar/bundle/measured.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/cache/codec.h"
@@ -248,7 +249,8 @@ void add_layers(std::string& text, const Inspection& inspection, InspectionView 
 
 }  // namespace
 
-Inspection inspect_bundle(const std::filesystem::path& path) {
+Inspection inspect_bundle(const std::filesystem::path& path,
+                          const std::optional<Json>& evaluation) {
   RawFile raw = load_raw(path);
   const FileKind kind = check_format(raw);
   check_content_hash(raw);
@@ -299,7 +301,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   }
   std::vector<BackendPlan> backends;
   if (kind == FileKind::kRotations) {
-    backends = plan_for_all(b);
+    backends = plan_for_all(b, evaluation ? measured_kl(*evaluation) : measured_kl(b));
     json["stacks"] = plans_json(backends);
     if (const std::string word = left_out_evaluation(b); !word.empty()) {
       json["evaluation_left_out"] = word;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct Inspection {
 // by head kind, clip ratio, scale correction, rounding, share of the largest eigenvalue (of the
 // sum), condition number and predicted loss; bits per element at 8K, 32K and 128K tokens follow
 // from the quantizer. Throws Error for a file that cannot be read.
-Inspection inspect_bundle(const std::filesystem::path& path);
+Inspection inspect_bundle(const std::filesystem::path& path,
+                          const std::optional<Json>& evaluation = std::nullopt);
 
 // The same for people: what fits a screen, or all of it. Control characters in the file's texts are
 // shown as '?'.

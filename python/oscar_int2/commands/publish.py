@@ -106,26 +106,34 @@ class Tool:
 
 
 def add_reports(tool, folder, reports, answers):
-    """evaluation.json, evaluation-2.json and so on with their pages; the card's options for them."""
-    options = []
+    """evaluation.json, evaluation-2.json and so on with their pages; their files."""
+    files = []
     for number, report in enumerate(reports, 1):
         file = folder / f"evaluation{'' if number == 1 else f'-{number}'}.json"
         tool.names[file] = report
         shutil.copyfile(report, file)
         tool.run("report", file, *answers, "-o", file.with_suffix(".html"))  # refuses what is no report
         published.require_whole(json.loads(file.read_text()), report)
-        options += ["--eval", file]
-    return options
+        files.append(file)
+    return files
 
 
-def add_exports(tool, folder, bundle, inspection):
+def measuring(files):
+    """The options that name the first report which measured a portable variant; none where none did (card.cpp)."""
+    for file in files:
+        if any(name.startswith("portable") for name in json.loads(file.read_text())["methods"]):
+            return ["--eval", file]
+    return []
+
+
+def add_exports(tool, folder, bundle, inspection, measured):
     """exports/BACKEND for each backend that can take the bundle; the card's option for them."""
     backends = published.able(inspection)
     if not backends:
         return []
     (folder / "exports").mkdir()
     for backend in backends:
-        tool.run("export", bundle, "--for", backend, "--reduce", "-o", folder / "exports" / backend)
+        tool.run("export", bundle, "--for", backend, "--reduce", *measured, "-o", folder / "exports" / backend)
     return ["--exports", folder / "exports"]
 
 
@@ -152,10 +160,12 @@ def fill(tool, folder, name, arguments):
         card += ["--rope-scaling", arguments.rope_scaling]
     if arguments.base_model:
         card += ["--base-model", arguments.base_model]
-    card += add_reports(tool, folder, arguments.reports, answers)
-    inspection = json.loads(tool.run("inspect", whole, "--json", "-"))
+    reports = add_reports(tool, folder, arguments.reports, answers)
+    card += [word for file in reports for word in ("--eval", file)]
+    measured = measuring(reports)
+    inspection = json.loads(tool.run("inspect", whole, *measured, "--json", "-"))
     if not arguments.no_exports:
-        card += add_exports(tool, folder, whole, inspection)
+        card += add_exports(tool, folder, whole, inspection, measured)
     tool.run("card", *card)
     published.carry_warnings(folder)
     refuse_cautions(folder / "README.md", arguments.allow)

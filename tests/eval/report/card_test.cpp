@@ -75,7 +75,7 @@ TEST(Card, HasFrontMatterFiguresServingAndHowItWasMade) {
         "VLLM_OSCAR_BUNDLE=x.h5 vllm serve org/m", "oscar_int2.transformers.apply(model, \"x.h5\")",
         "12,345", "a\\|b.jsonl", "`weights`", "`content`", "whose `README.md` states `apache-2.0`",
         "fitted by | OSCAR Toolkit 0.0.9 (aaa)", "written by | OSCAR Toolkit 0.1.0 (bbb)",
-        "Device: ", "Not measured: Speed", "r.json"}) {
+        "Device: ", "Not in this evaluation: Speed", "r.json"}) {
     EXPECT_TRUE(has(card, part)) << part << "\n" << card;
   }
   EXPECT_EQ(card, model_card(sample_bundle(), request));

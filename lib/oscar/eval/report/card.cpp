@@ -87,7 +87,7 @@ bool measures_the_bundle(const BundleEvaluation& evaluation) {
 }
 
 BundleEvaluation read_evaluation(const Json& report, const std::string& file) {
-  BundleEvaluation evaluation{.file = file, .data = {}, .tool = {}};
+  BundleEvaluation evaluation{.file = file, .data = {}, .tool = {}, .content_sha256 = {}};
   try {
     evaluation.data = read_report(report);
   } catch (const Error& error) {
@@ -98,6 +98,7 @@ BundleEvaluation read_evaluation(const Json& report, const std::string& file) {
   require_consistent(evaluation.data, file);
   evaluation.tool = fmt::format("{} ({})", text_at(part(report, "tool"), "version"),
                                 text_at(part(report, "tool"), "commit"));
+  evaluation.content_sha256 = text_at(part(report, "bundle"), "content_sha256");
   return evaluation;
 }
 
@@ -282,7 +283,17 @@ std::string figure_table(const ReportData& data) {
   return head + "\n" + rule + "\n" + rows;
 }
 
-std::string evaluation_section(const BundleEvaluation& evaluation) {
+// Methods that oscar-eval fits from a bundle's statistics, as code, separated by commas.
+std::string fitted_methods(const ReportData& data) {
+  std::string names;
+  for (const MethodFigures& m : data.methods) {
+    if (m.variant || (m.name != "oscar" && m.name != "oscar-perhead")) continue;
+    names += (names.empty() ? "" : ", ") + markdown_code(m.name);
+  }
+  return names;
+}
+
+std::string evaluation_section(const Bundle& bundle, const BundleEvaluation& evaluation) {
   const ReportData& data = evaluation.data;
   std::string text = "\n" + figure_table(data) + "\n";
   std::vector<std::string> how;
@@ -305,8 +316,21 @@ std::string evaluation_section(const BundleEvaluation& evaluation) {
   }
   text += "Measured so:\n\n";
   for (const std::string& line : how) text += "- " + line + "\n";
-  text += fmt::format("- Command: {}\n- All figures: {}\n", markdown_code(data.command),
-                      escape_markdown(evaluation.file));
+  text += fmt::format("- Command: {}\n", markdown_code(data.command));
+  if (const std::string fitted = fitted_methods(data);
+      !fitted.empty() && bundle.statistics.empty()) {
+    text += fmt::format(
+        "- {} in it: fitted from the calibration's statistics, which this file does not have. "
+        "Leave {} out to repeat the rest.\n",
+        fitted, fitted.find(',') == std::string::npos ? "it" : "them");
+  }
+  text += fmt::format("- All figures: {}\n", escape_markdown(evaluation.file));
+  if (evaluation.content_sha256 != bundle.content_sha256) {
+    text += fmt::format(
+        "- Measured on the content {}: this bundle with its statistics, of the same serving "
+        "content.\n",
+        markdown_code(evaluation.content_sha256));
+  }
   if (!data.separated.empty()) {
     const auto own = std::ranges::find(data.separated, "bundle", &MethodFigures::name);
     if (own != data.separated.end()) {
@@ -370,7 +394,7 @@ std::string figures_part(const Bundle& bundle, const CardRequest& request) {
       "\nEvery figure is of the stored evaluation and was measured, none is predicted. [ ] are 95% "
       "intervals.\n";
   for (const BundleEvaluation& evaluation : request.evaluations) {
-    text += evaluation_section(evaluation);
+    text += evaluation_section(bundle, evaluation);
   }
   return text;
 }
@@ -486,6 +510,7 @@ std::string making_part(const Bundle& bundle) {
         fmt::format("averaged over {}", count(static_cast<double>(bundle.position_span))));
   }
   row("content", markdown_code(bundle.content_sha256));
+  row("serving content", markdown_code(serving_sha256(bundle)));
   row("fitted by", fmt::format("OSCAR Toolkit {}", escape_markdown(bundle.fitted_by)));
   row("written by", fmt::format("OSCAR Toolkit {} ({})", escape_markdown(bundle.tool_version),
                                 escape_markdown(bundle.tool_commit)));
@@ -519,7 +544,8 @@ std::string limits_part(const Bundle& bundle, const CardRequest& request) {
     }
     std::erase_if(gaps, [&own](const std::string& gap) { return !own.contains(gap); });
   }
-  for (const std::string& gap : gaps) text += "- Not measured: " + escape_markdown(gap) + "\n";
+  for (const std::string& gap : gaps)
+    text += "- Not in this evaluation: " + escape_markdown(gap) + "\n";
   return text;
 }
 

@@ -18,7 +18,8 @@ namespace oscar {
 struct BundleEvaluation {
   std::string file;  // its name, for people
   ReportData data;
-  std::string tool;  // "0.1.0 (commit)", of the program that measured
+  std::string tool;            // "0.1.0 (commit)", of the program that measured
+  std::string content_sha256;  // of the bundle that was measured
 
   const MethodFigures& measured() const { return *data.find("bundle"); }
 };

@@ -342,23 +342,21 @@ std::string rate_html(const NeedleRate& rate) {
                      100 * rate.low.value_or(NAN), 100 * rate.high.value_or(NAN));
 }
 
-std::string interval_html(const Span95& span) {
-  std::string text = escape_html(with_interval(span.mean, span.low, span.high));
+std::string with_marked_interval(const std::string& text) {
   const size_t at = text.find('[');
   if (at == std::string::npos) return text;
   return text.substr(0, at) + "<span class=\"iv\">" + text.substr(at) + "</span>";
 }
 
+std::string interval_html(const Span95& span) {
+  return with_marked_interval(escape_html(with_interval(span.mean, span.low, span.high)));
+}
+
 std::string increase_html(const MethodFigures& m) {
   if (m.reference) return "";
   const auto ratio = [](const Figure& x) { return x ? Figure(std::expm1(*x)) : Figure(); };
-  std::string text = signed_percent(ratio(m.nll_increase.mean));
-  if (is_finite(m.nll_increase.low) && is_finite(m.nll_increase.high)) {
-    text += fmt::format(" <span class=\"iv\">[{}, {}]</span>",
-                        signed_percent(ratio(m.nll_increase.low)),
-                        signed_percent(ratio(m.nll_increase.high)));
-  }
-  return text;
+  return with_marked_interval(signed_percent(ratio(m.nll_increase.mean), ratio(m.nll_increase.low),
+                                             ratio(m.nll_increase.high)));
 }
 
 std::string method_cell(const MethodFigures& m) {

@@ -422,6 +422,7 @@ void read_facts(const Json& report, ReportData& data) {
                               get_text(bundle, "preset"), get_text(bundle, "method"),
                               get_text(bundle, "granularity")));
     add("Bundle content", get_text(bundle, "content_sha256"));
+    add("Its serving content", get_text(bundle, "serving_sha256"));
     if (const Json& overlap = at(bundle, "overlap"); overlap.is_object()) {
       add("Text seen in calibration", entry_of(overlap, "known") == false
                                           ? "not known"

@@ -28,10 +28,7 @@ Check perplexity_check(const MethodFigures& reference, const MethodFigures& m) {
   const auto ratio = [](const Figure& nats) { return nats ? Figure(std::expm1(*nats)) : Figure(); };
   const Figure mean = ratio(m.nll_increase.mean), low = ratio(m.nll_increase.low),
                high = ratio(m.nll_increase.high);
-  std::string increase = signed_percent(mean);
-  if (is_finite(low) && is_finite(high)) {  // one resampling unit has no interval
-    increase += fmt::format(" [{}, {}]", signed_percent(low), signed_percent(high));
-  }
+  const std::string increase = signed_percent(mean, low, high);  // one resampling unit: the mean
   Check check{.what = "Perplexity",
               .measured = fmt::format("{} → {} ({})", figure(reference.perplexity.mean),
                                       figure(m.perplexity.mean), increase),

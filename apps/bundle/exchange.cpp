@@ -51,6 +51,11 @@ int run_export(const ExportArguments& arguments) {
   if (result.plan && result.plan->verdict() == BackendVerdict::kPortable) {
     if (const std::string word = left_out_evaluation(bundle); !word.empty()) warn(word);
   }
+  if (result.plan && is_not_to_serve(*result.plan)) {
+    warn(
+        "do not serve this export: as measured, what the backend runs of the bundle loses too "
+        "much");
+  }
   if (!result.warning.empty()) warn(result.warning);
   print_files(result.files);
   print_line(fmt::format("wrote       {}, {} layers, read back and checked", arguments.output,

@@ -84,6 +84,18 @@ class Zoo(ProgramTest):
             lines = dict(re.findall(r"^\| (\S+) \| ((?:runs|cannot).*) \|$", stored.replace("\\_", "_"), re.MULTILINE))
             self.assertEqual(lines, {backend["name"]: backend["line"] for backend in index["stacks"]})
 
+    def test_a_report_says_what_a_variant_costs(self):
+        folder, other = ZOO / "qwen2.5-coder-1.5b-instruct", ZOO / "tiny-gqa"
+        bundle, report = folder / f"{folder.name}.h5", folder / "evaluation.json"
+        export = ["oscar-bundle", "export", bundle, "--for", "sglang-v1", "--reduce"]
+        for options, said, warned in (([], "measure first", False), (["--eval", report], "do not serve", True)):
+            out = self.folder / said.replace(" ", "-")
+            result = self.run_ok(*export, *options, "-o", out)
+            self.assertIn(f", {said}", result.stdout)
+            self.assertEqual("do not serve this export" in result.stderr, warned)
+            self.assertEqual("DO NOT SERVE" in (out / "README.md").read_text(), warned)
+        self.refuse("oscar-bundle", ["inspect", other / "tiny-gqa.h5", "--eval", report], "another bundle")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -427,6 +427,10 @@ BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const Measure
   return plan;
 }
 
+bool is_not_to_serve(const BackendPlan& plan) {
+  return plan.run && plan.run->kl_factor && *plan.run->kl_factor >= kTooManyTimes;
+}
+
 std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured) {
   std::vector<BackendPlan> plans;
   for (const Backend& backend : backends()) plans.push_back(plan_for(backend, bundle, measured));

@@ -134,6 +134,9 @@ struct BackendPlan {
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const MeasuredKl& measured);
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle);
 
+// Whether what was measured says that the portable variant is not to be served.
+bool is_not_to_serve(const BackendPlan& plan);
+
 // One plan for each of backends().
 std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured);
 std::vector<BackendPlan> plan_for_all(const Bundle& bundle);

@@ -342,6 +342,9 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
                         const std::optional<BackendPlan>& plan, bool in_model) {
   const Words words{bundle, format, plan ? &*plan->run : nullptr, in_model};
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
+  const std::string said = plan ? plans_json({*plan})[0]["line"].get<std::string>() : "";
+  // python/oscar_int2/commands/published.py puts this paragraph onto the card.
+  if (plan && is_not_to_serve(*plan)) text += fmt::format("DO NOT SERVE: it {}.\n\n", said);
   if (plan && plan->backend->standing) text += fmt::format("{}\n\n", plan->backend->standing);
   switch (format.layout) {
     case FileLayout::kTorchShared:
@@ -362,8 +365,7 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
       break;
   }
   if (plan) {
-    text += fmt::format("\nOf the bundle {}: {}.\n", bundle.content_sha256.substr(0, 12),
-                        plans_json({*plan})[0]["line"].get<std::string>());
+    text += fmt::format("\nOf the bundle {}: {}.\n", bundle.content_sha256.substr(0, 12), said);
   }
   if (!bundle.model.fitted_weights_fingerprint.empty()) {
     text += fmt::format(

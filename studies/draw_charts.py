@@ -79,7 +79,7 @@ def draw_tasks(document):
     style = "".join(f" rect.{name} {{ fill: {light}; }}" for name, light in
                     (("plain", "#818b98"), ("ours", "#1a7f37"), ("theirs", "#bc4c00")))
     body = [text(24, 33, title, "title"),
-            text(24, 55, f"Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, vLLM 0.26, one H200, greedy: percent of {document['prompts']:,} prompts "
+            text(24, 55, f"Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, vLLM 0.26, H200, greedy: percent of {document['prompts']:,} prompts "
                  f"(FP8: of the first {scored['all']['fp8']['prompts']:,})", "small")]
     x = 24
     for _, words, name in TASKS_SERIES:

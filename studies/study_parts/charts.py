@@ -12,17 +12,24 @@ class Scale:
 
     def __init__(self, values, begin: float, end: float):
         self.low, self.high = min(values) / 1.12, max(values) * 1.12
+        if self._is_long():  # down to where a tick can stand
+            decade = 10.0 ** math.floor(math.log10(self.low))
+            self.low = max(m * decade for m in (1, 2, 5) if m * decade <= self.low)
         self.begin, self.end = begin, end
 
     def at(self, value: float) -> float:
         share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         return self.begin + share * (self.end - self.begin)
 
+    def _is_long(self) -> bool:
+        return math.log10(self.high / self.low) > 1.7
+
     def ticks(self) -> list:
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        many = math.log10(self.high / self.low) > 1.7
-        ticks = [m * 10.0 ** d for d in decades for m in ((1,) if many else (1, 2, 5))]
-        inside = [t for t in ticks if self.low <= t <= self.high]
+        inside = [t for t in (m * 10.0 ** d for d in decades for m in (1, 2, 5)) if self.low <= t <= self.high]
+        if self._is_long():  # powers of ten, and the lowest where it stands apart from them
+            tens = [t for t in inside if math.isclose(math.log10(t), round(math.log10(t)))]
+            inside = inside[:1] + tens if tens[0] / inside[0] > 3 else tens
         return inside or [math.sqrt(self.low * self.high)]
 
 
@@ -64,7 +71,8 @@ def lines(title: str, x_title: str, places: list, series: list) -> str:
                     f'<text class="tick end" x="{left - 6}" y="{y + 4:.1f}">{_tick_text(tick)}</text>')
     for x, place in zip(xs, places):
         body.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 18}">{escape(place)}</text>')
-    body.append(f'<text class="tick mid" x="{(left + right) / 2:.1f}" y="{bottom + 38}">{escape(x_title)}</text>')
+    body.append(f'<text class="tick mid" x="{(left + right) / 2:.1f}" y="{bottom + 38}">{escape(x_title)}</text>'
+                f'<text class="tick end" x="{left - 6}" y="{bottom + 18}">log</text>')
     for index, (name, points) in enumerate(series):
         style, kind = f"s{index}", MARKERS[index % len(MARKERS)]
         shift = (index - (len(series) - 1) / 2) * min(3.5, step / (len(series) + 1))  # so that intervals stand apart
@@ -90,7 +98,7 @@ def bars(title: str, rows: list) -> str:
     left, right, top, height = 168, WIDTH - 12, 22, 24
     bottom = top + height * len(rows)
     scale = Scale(values, left, right)
-    body = []
+    body = [f'<text class="tick" x="2" y="{top - 9}">logarithmic</text>']
     for tick in scale.ticks():
         x = scale.at(tick)
         body.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 4}" y2="{bottom}"/>'

@@ -1,5 +1,6 @@
 """Engines of several processes: what they answer, and what their workers do for a test. Imported behind vllm_case;
 vLLM imports it in each worker too (Extension)."""
+import contextlib
 import os
 import sys
 from unittest import mock
@@ -25,10 +26,29 @@ def parameters():
     return SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20, detokenize=False)
 
 
-def answers(model, texts, refusing=None, **options):
+@contextlib.contextmanager
+def blocks_left(llm, count):
+    """A pool of so many free blocks, by which a request has to be preempted."""
+    llm.reset_prefix_cache()
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler  # in this process, whatever the workers' number
+    pool, preempt, preempted = scheduler.kv_cache_manager.block_pool, scheduler._preempt_request, []
+
+    def note(request, *args, **options):
+        preempted.append(request.num_computed_tokens)
+        return preempt(request, *args, **options)
+
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - count)
+    with mock.patch.object(scheduler, "_preempt_request", note):
+        yield
+    pool.free_blocks(taken)
+    assert any(tokens > max(LENGTHS) for tokens in preempted), f"preempted behind {preempted} tokens"
+
+
+def answers(model, texts, refusing=None, blocks=None, **options):
     """What an engine answers to the beginnings of three texts, first together, then to the first one again, and the
-    sizes() of its ranks. `refusing`: a rank that then refuses a row of the first one. It is asked once more, beside
-    the last one. Then it is asked with good rows, in a pool that is full of NaN."""
+    sizes() of its ranks. `blocks`: the three are asked again, the first one last, in so many blocks, too few for them.
+    `refusing`: a rank that then refuses a row of the first one. It is asked once more, beside the last one. Then it is
+    asked with good rows, in a pool that is full of NaN."""
     import vllm
 
     with several_processes(options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)):
@@ -40,6 +60,9 @@ def answers(model, texts, refusing=None, **options):
 
         sizes = llm.collective_rpc("sizes")
         found = [*ask(prompts), *ask(prompts[:1])]
+        if blocks:
+            with blocks_left(llm, blocks):
+                found += ask(prompts[::-1])
         if refusing is not None:
             llm.reset_prefix_cache()
             llm.collective_rpc("enlarge_a_row", args=(refusing,))

@@ -61,6 +61,7 @@ class Sent:
     aborted: bool = False
     answers: list = field(default_factory=list)  # CompletionOutputs
     passes: list = field(default_factory=list)  # of a sole sample: steps (first token, tokens) between preemptions
+    drafts: int = 0  # of its last step
 
 
 class Traffic:
@@ -178,6 +179,9 @@ class Traffic:
             for id, tokens in output.num_scheduled_tokens.items():
                 sent = self.requests.get(id.rsplit("-", 1)[0])  # vLLM's id is ours, and letters of its own
                 if sent:
+                    if sent.drafts:
+                        self._end_at_rejected(sent, scheduler.requests[id].num_tokens - 1)
+                    sent.drafts = len(output.scheduled_spec_decode_tokens.get(id, ()))
                     if not sent.passes or id in known.resumed_req_ids:
                         sent.passes.append([])
                     sent.passes[-1].append((begins[id], tokens))
@@ -188,6 +192,14 @@ class Traffic:
             yield
         finally:
             del scheduler.schedule
+
+    def _end_at_rejected(self, sent, computed):
+        """Of its last step, a request keeps the drafts that were accepted: so many tokens are computed."""
+        begin, tokens = sent.passes[-1].pop()
+        sent.passes[-1].append((begin, computed - begin))
+        rejected = begin + tokens - computed
+        self.counts["rejected drafts"] += rejected
+        self.counts["accepted drafts"] += sent.drafts - rejected
 
     def _abort(self):
         running = [name for name, sent in self.requests.items() if not sent.answers and not sent.aborted]
@@ -245,7 +257,8 @@ class Traffic:
         before = 0  # tokens of the answer that there were when a pass began
         for steps in sent.passes:
             prompt, shared = sent.prompt + list(answer.token_ids[:before]), steps[0][0]
-            after = max(sum(steps[-1]) - len(sent.prompt) + 1, before)
+            # The last step may have had drafts behind the end.
+            after = min(max(sum(steps[-1]) - len(sent.prompt) + 1, before), len(answer.token_ids))
             if after > before:
                 part = slice(before, after)
                 theirs = SimpleNamespace(token_ids=answer.token_ids[part], logprobs=answer.logprobs[part])
@@ -298,6 +311,8 @@ class Traffic:
                 scheduler.max_num_scheduled_tokens = own + more
                 ends = begin + own >= len(prompt)
                 scheduler.scheduler_config.long_prefill_token_threshold = 0 if ends else own
+                self.engine.step(finished)
+            while again not in finished:  # fewer drafts may be accepted
                 self.engine.step(finished)
             self.engine.core.abort_request(others)
         self.engine.settle()

@@ -195,13 +195,13 @@ class Ngram(WithDrafts):
         two rows more than these need."""
         from oscar_int2.recipe import CacheFormat
 
-        format = self.engine.builder.format
-        for rows in format.ring_tokens() + self.k - 3, format.ring_tokens():
-            with mock.patch.object(CacheFormat, "ring_tokens", lambda *_: rows):
+        single = self.engine.builder.format.ring_tokens()
+        for k, rows in (1, single - 2), (2, single - 1), (self.k, single + self.k - 3), (self.k, single):
+            with mock.patch.object(CacheFormat, "ring_tokens", lambda *_, rows=rows: rows):
                 engine = case.Engine(kv_cache_memory_bytes=96 << 20, speculative_config={
-                    **self.speculative, "num_speculative_tokens": self.k})
+                    **self.speculative, "num_speculative_tokens": k})
             engine.add(self.crossing(), 12)
-            with self.subTest(rows=rows), self.assertRaisesRegex(
+            with self.subTest(k=k, rows=rows), self.assertRaisesRegex(
                     RuntimeError, f"at most ring_tokens {rows} exact rows behind it"):
                 engine.run()
 

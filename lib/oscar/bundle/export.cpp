@@ -1,5 +1,6 @@
 // A bundle as the files of another tool, with the lines that serve them.
 #include "oscar/bundle/export.h"
+#include "oscar/base/strings.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -344,7 +345,10 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
   const std::string said = plan ? plans_json({*plan})[0]["line"].get<std::string>() : "";
   // python/oscar_int2/commands/published.py puts this paragraph onto the card.
-  if (plan && is_not_to_serve(*plan)) text += fmt::format("DO NOT SERVE: it {}.\n\n", said);
+  if (plan && is_not_to_serve(*plan)) {
+    text += fmt::format("DO NOT SERVE: measured KL to BF16 is {} that of the bundle's own.\n\n",
+                        times(plan->run->kl_factor));
+  }
   if (plan && plan->backend->standing) text += fmt::format("{}\n\n", plan->backend->standing);
   switch (format.layout) {
     case FileLayout::kTorchShared:

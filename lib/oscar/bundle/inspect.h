@@ -19,7 +19,8 @@ struct Inspection {
 // Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry
 // by head kind, clip ratio, scale correction, rounding, share of the largest eigenvalue (of the
 // sum), condition number and predicted loss; bits per element at 8K, 32K and 128K tokens follow
-// from the quantizer. Throws Error for a file that cannot be read.
+// from the quantizer. `evaluation`: a report of oscar-eval on the bundle, whose measured KL says
+// what backends lose; without it the stored one. Throws Error for a file that cannot be read.
 Inspection inspect_bundle(const std::filesystem::path& path,
                           const std::optional<Json>& evaluation = std::nullopt);
 

@@ -53,15 +53,17 @@ def make_worker(caches, host_blocks):
     return Worker()
 
 
+def get_worker(spec, kv_caches):
+    """In place of CPUOffloadingSpec.get_worker."""
+    if spec._worker is None:
+        spec._worker = make_worker(kv_caches, spec.num_blocks)
+    return spec._worker
+
+
 @contextlib.contextmanager
 def on_any_device():
     """Engines that are made here offload to host memory also on a CPU."""
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-
-    def get_worker(self, kv_caches):
-        if self._worker is None:
-            self._worker = make_worker(kv_caches, self.num_blocks)
-        return self._worker
 
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():

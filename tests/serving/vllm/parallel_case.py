@@ -74,6 +74,25 @@ def answers(model, texts, refusing=None, blocks=None, **options):
     return found, sizes
 
 
+def from_host_memory(model, texts, pages, **options):
+    """(what an engine answers to the beginning of the first text when it finds it in its pool, and then in host memory
+    alone; tokens that came from there). Host memory has room for so many pages of all ranks."""
+    import vllm
+    from offloading_case import bench_agents
+
+    with several_processes(options.get("tensor_parallel_size", 1)):
+        llm = vllm.LLM(str(model), worker_extension_cls="parallel_case.Extension", disable_log_stats=False,
+                       kv_offloading_size=(pages + 0.5) * 73728 / (1 << 30), **options)
+        came, prompt, found = bench_agents.note_host_tokens(llm.llm_engine), {"prompt_token_ids": texts[0][:LENGTHS[0]]}, []
+        for _ in range(3):
+            found += llm.generate([prompt], parameters(), use_tqdm=False)
+            if len(found) == 2:
+                while llm.llm_engine.has_unfinished_requests() or not llm.reset_prefix_cache():
+                    llm.llm_engine.step()
+        llm.llm_engine.engine_core.shutdown()
+    return found[1], found[2], list(came.values())[-1]
+
+
 class Extension:
     """Methods of each worker (worker_extension_cls), called by name in all of them."""
 
@@ -181,5 +200,17 @@ def complete_cpu_engine():
     CPUFusedMOE.__init__ = __init__
 
 
+def offload_on_a_cpu():
+    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+    def get_worker(spec, kv_caches):
+        import offloading_case  # which sets up the environment: only where it is asked for
+
+        return offloading_case.get_worker(spec, kv_caches)
+
+    CPUOffloadingSpec.get_worker = get_worker
+
+
 if not DEVICES:
     complete_cpu_engine()
+    offload_on_a_cpu()

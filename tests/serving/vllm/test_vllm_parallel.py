@@ -23,10 +23,13 @@ class Parallel(case.EngineTest):
 
     @classmethod
     def answers(cls, **options):
+        return parallel_case.answers(case.MODEL, cls.texts(), blocks=BLOCKS, **{**case.OPTIONS, **options})[0]
+
+    @staticmethod
+    def texts():
         from vllm.tokenizers.registry import cached_get_tokenizer
 
-        texts = case.texts(cached_get_tokenizer(str(case.MODEL)))
-        return parallel_case.answers(case.MODEL, texts, blocks=BLOCKS, **{**case.OPTIONS, **options})[0]
+        return case.texts(cached_get_tokenizer(str(case.MODEL)))
 
     def compare(self, **options):
         *found, refused, beside, again = self.answers(**options)
@@ -44,6 +47,14 @@ class Parallel(case.EngineTest):
 class TensorParallel(Parallel):
     def test_two_ranks_have_a_kv_head_each(self):
         self.compare(tensor_parallel_size=2, refusing=1)
+
+    def test_two_ranks_keep_pages_of_their_heads_in_host_memory(self):
+        found, loaded, tokens = parallel_case.from_host_memory(case.MODEL, self.texts(), 120,
+                                                               **{**case.OPTIONS, "tensor_parallel_size": 2})
+        self.assertGreater(tokens, 300)
+        self.assertEqual(tokens, found.num_cached_tokens)
+        self.same(found.outputs[0], loaded.outputs[0], "pages that came from host memory")
+        self.same(self.alone[3].outputs[0], loaded.outputs[0], "an answer of one process")
 
 
 @needs_vllm

@@ -66,18 +66,24 @@ void show(const std::string& text, const Json& json, const JsonOutput& output) {
                     output.force ? Replace::kYes : Replace::kNo);
 }
 
-void add_evaluation_option(CLI::App& sub, std::string& file) {
-  sub.add_option("--eval", file,
-                 "JSON report of oscar-eval on this bundle: what it measured\n"
-                 "of the portable variant, in place of predicted errors\n"
-                 "(default: the report that is stored in the bundle)")
+void add_evaluations_option(CLI::App& sub, std::vector<std::string>& files) {
+  sub.add_option("--eval", files,
+                 "JSON report of oscar-eval on this bundle, again for\n"
+                 "a further one: what was measured of the portable\n"
+                 "variant, in place of predicted errors (default: the\n"
+                 "report that is stored in the bundle)")
+      ->allow_extra_args(false)
       ->option_text("FILE");
 }
 
-Json read_evaluation(const Bundle& bundle, const std::string& file) {
-  Json report = read_json_file(file);
-  evaluation_of(bundle, report, file);
-  return report;
+std::optional<Json> read_evaluation(const Bundle& bundle, const std::vector<std::string>& files) {
+  std::optional<Json> found;
+  for (const std::string& file : files) {
+    Json report = read_json_file(file);
+    const bool compares = evaluation_of(bundle, report, file).kl.compares();
+    if (!found && compares) found = std::move(report);
+  }
+  return found;
 }
 
 void add_answers_option(CLI::App& sub, std::string& file) {

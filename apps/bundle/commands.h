@@ -82,10 +82,11 @@ void check_json_output(const std::vector<std::string>& inputs, const JsonOutput&
 // Prints `text` and writes `json` to its file. Where that is standard output, prints only `json`.
 void show(const std::string& text, const Json& json, const JsonOutput& output);
 
-// --eval FILE: a report of oscar-eval on the bundle, whose measured KL takes the place of predicted
-// errors. Reading throws Error where it is of another bundle, or of a part of the text.
-void add_evaluation_option(CLI::App& sub, std::string& file);
-Json read_evaluation(const Bundle& bundle, const std::string& file);
+// --eval FILE, any number of times: reports of oscar-eval on the bundle, and the first one that
+// compared a portable variant, whose KL takes the place of predicted errors. Reading throws Error
+// where a report is of another bundle, or of a part of the text.
+void add_evaluations_option(CLI::App& sub, std::vector<std::string>& files);
+std::optional<Json> read_evaluation(const Bundle& bundle, const std::vector<std::string>& files);
 
 // --answers FILE, and what is in it; none where the option was left out.
 void add_answers_option(CLI::App& sub, std::string& file);

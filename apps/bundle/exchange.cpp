@@ -22,7 +22,8 @@ namespace oscar::app {
 namespace {
 
 struct ExportArguments {
-  std::string input, output, backend, base, evaluation;
+  std::string input, output, backend, base;
+  std::vector<std::string> evaluations;
   bool reduce = false;
 };
 
@@ -40,8 +41,8 @@ int run_export(const ExportArguments& arguments) {
   }
   const ExchangeFormat& format = find_exchange_format(arguments.backend, kStatisticsExport);
   Bundle bundle = read_bundle(arguments.input);
-  if (!arguments.evaluation.empty()) {
-    bundle.evaluation = read_evaluation(bundle, arguments.evaluation);
+  if (auto measured = read_evaluation(bundle, arguments.evaluations)) {
+    bundle.evaluation = std::move(measured);
   }
   const ExportResult result = export_bundle(bundle, arguments.input, format, arguments.reduce,
                                             arguments.output, arguments.base);
@@ -51,7 +52,7 @@ int run_export(const ExportArguments& arguments) {
   if (result.plan && result.plan->verdict() == BackendVerdict::kPortable) {
     if (const std::string word = left_out_evaluation(bundle); !word.empty()) warn(word);
   }
-  if (result.plan && is_not_to_serve(*result.plan)) {
+  if (result.plan && is_not_to_serve(*result.plan->run)) {
     warn(
         "do not serve this export: as measured, what the backend runs of the bundle loses too "
         "much");
@@ -84,7 +85,7 @@ void add_export(CLI::App& program, Work& work) {
                      "Where the backend cannot run the bundle's own\n"
                      "transforms, write the portable variant and say what\n"
                      "error is predicted");
-        add_evaluation_option(sub, arguments.evaluation);
+        add_evaluations_option(sub, arguments.evaluations);
         sub.add_option("--base", arguments.base,
                        "With gguf-rot: a .gguf of the model, of any\n"
                        "quantization (other weights are refused); the file is\n"

@@ -25,18 +25,19 @@ namespace oscar::app {
 namespace {
 
 struct InspectArguments {
-  std::string file, evaluation;
+  std::string file;
+  std::vector<std::string> evaluations;
   bool all = false;
   JsonOutput json;
 };
 
 int inspect(const InspectArguments& arguments) {
-  std::vector<std::string> inputs = {arguments.file};
-  if (!arguments.evaluation.empty()) inputs.push_back(arguments.evaluation);
+  std::vector<std::string> inputs = arguments.evaluations;
+  inputs.push_back(arguments.file);
   check_json_output(inputs, arguments.json);
   std::optional<Json> evaluation;
-  if (!arguments.evaluation.empty()) {
-    evaluation = read_evaluation(read_bundle(arguments.file), arguments.evaluation);
+  if (!arguments.evaluations.empty()) {
+    evaluation = read_evaluation(read_bundle(arguments.file), arguments.evaluations);
   }
   const Inspection inspection = inspect_bundle(arguments.file, evaluation);
   const auto view = arguments.all ? InspectionView::kAll : InspectionView::kScreen;
@@ -53,7 +54,7 @@ void add_inspect(CLI::App& program, Work& work) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
         sub.add_flag("--all", arguments.all,
                      "Every layer, hash and backend, not what fits a screen");
-        add_evaluation_option(sub, arguments.evaluation);
+        add_evaluations_option(sub, arguments.evaluations);
         add_json_option(sub, arguments.json);
       });
 }

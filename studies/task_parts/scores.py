@@ -180,12 +180,10 @@ def render(document: dict) -> str:
         caches = list(dict.fromkeys(cache for row in rows.values() for cache in row))
         others = [cache for cache in caches if any("difference" in row.get(cache, {}) for row in rows.values())]
         lines += [f"## {mode.capitalize()}", ""]
-        scores = [["task", "prompts", *caches, *(f"{cache} - {BASE}" for cache in others)]]
-        for name, row in rows.items():
-            most = max(row[cache]["prompts"] for cache in caches)
-            scores.append([_title(name), f"{most:,}", *(_score(row[cache], most) for cache in caches),
-                           *(_cell(row[cache], "difference", _difference) for cache in others)])
-        lines += _table(scores[0], scores[1:])
+        most = {name: max(row[cache]["prompts"] for cache in caches) for name, row in rows.items()}
+        lines += _table(["task", "prompts", *caches, *(f"{cache} - {BASE}" for cache in others)],
+                        [[_title(name), f"{most[name]:,}", *(_score(row[cache], most[name]) for cache in caches),
+                          *(_cell(row[cache], "difference", _difference) for cache in others)] for name, row in rows.items()])
         lines += ["Answers: mean tokens, share that was cut off (%), and share that ends in a loop (%). A loop is a period that an "
                   "answer cut off repeats to its end.", ""]
         lines += _table(["task", *(f"{cache}: tokens, cut, loops" for cache in caches)],

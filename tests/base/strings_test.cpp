@@ -38,6 +38,9 @@ TEST(Numbers, WriteSharesLengthsAndCounts) {
   EXPECT_EQ(signed_percent(0.0089), "+0.9%");
   EXPECT_EQ(signed_percent(-0.0002), "0.0%") << "no minus before a zero";
   EXPECT_EQ(signed_percent(779.0), "780×") << "and not 77,900%";
+  EXPECT_EQ(signed_percent(0.009, 0.001, 0.017), "+0.9% [+0.1%, +1.7%]");
+  EXPECT_EQ(signed_percent(9.5, 8.0, 12.0), "10.5× [9.00×, 13.0×]") << "one unit for all three";
+  EXPECT_EQ(signed_percent(0.009, NAN, 0.017), "+0.9%");
   EXPECT_EQ(figure(1e-4, 1), "10⁻⁴");
   EXPECT_EQ(count(121066.0), "121,066");
   EXPECT_EQ(token_length(131072.0), "128K");

@@ -302,10 +302,14 @@ class OscarEval(unittest.TestCase):
 
     def test_generated_answers_agree_with_teacher_forcing(self):
         out = self.folder / "needles.json"
-        result = run(MODEL, *self.small, "--compare", "hadamard", "--tasks", "niah",
-                     "--needle-lengths", "400,600", "--needle-prompts", 6, "--needle-kinds",
-                     "single,multikey", "--needle-generate", "--json", out)
+        with unittest.mock.patch.dict(programs.ENVIRONMENT, OSCAR_PROGRESS="json"):
+            result = run(MODEL, *self.small, "--compare", "hadamard", "--tasks", "niah",
+                         "--needle-lengths", "400,600", "--needle-prompts", 6, "--needle-kinds",
+                         "single,multikey", "--needle-generate", "--json", out)
         self.assertEqual(result.returncode, 0, result.stderr)
+        told = [json.loads(line) for line in result.stderr.splitlines() if '"ended":true' in line]
+        self.assertEqual({line["stage"] for line in told if line["done"] == line["total"]} & {"needles", "generation"},
+                         {"needles", "generation"}, told)
         methods = json.loads(out.read_text())["methods"]
         for method in methods.values():
             self.assertEqual(method["niah"]["generated"]["passed"], method["niah"]["passed"])

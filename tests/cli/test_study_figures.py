@@ -216,6 +216,7 @@ class Figures(unittest.TestCase):
             self.assertEqual(figures.number(value), text)
         self.assertEqual(figures.ratio_text((0.0654, 0.058, 0.069)), "0.065 [0.058, 0.069]")
         self.assertEqual(figures.ratio_text((109.2, 77.1, 176)), "109 [77, 176]")
+        self.assertEqual(figures.ratio_text((0.000903, 0.0008, 0.00101)), "0.00090 [0.00080, 0.00101]")
         self.assertEqual(figures.increase_text((0.0042, -0.001, 0.01)), "+0.42% [-0.10, 1.00]")
         self.assertEqual(figures.increase_text((1.5, None, None)), "+150%")
         self.assertEqual(figures.with_interval((0.00801, 0.0074, 0.00866)), "0.00801 [0.00740, 0.00866]")
@@ -361,6 +362,7 @@ class Drawing(unittest.TestCase):
         self.assertTrue(200 > axis.at(0.01) > axis.at(0.1) > axis.at(1.0) > 0)
         self.assertAlmostEqual(axis.at(0.01) - axis.at(0.1), axis.at(0.1) - axis.at(1.0))
         self.assertEqual(axis.ticks(), [0.01, 0.1, 1.0])
+        self.assertEqual(charts.Scale([0.0033, 8.0], 200, 0).ticks(), [0.002, 0.01, 0.1, 1.0])
 
     def test_markdown_tables_have_as_many_cells_as_columns(self):
         text = markdown.render(self.content, "study.html")

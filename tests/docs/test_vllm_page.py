@@ -4,7 +4,7 @@ import csv
 import re
 import unittest
 
-from support.markdown_files import headed_tables, section, table_rows
+from support.markdown_files import headed_tables, section, table_rows, tables
 from support.programs import SOURCE
 
 PAGE = "docs/vllm.md"
@@ -12,7 +12,6 @@ PAGE = "docs/vllm.md"
 SAID = {
     "prefix caching without": "prefix caching .* without exact first tokens",
     "prefix caching with": "`VLLM_OSCAR_SINK_BYTES` too small",
-    "prefix caching of linear attention on several ranks": "prefix caching of linear attention on several ranks",
     "--prefix-match-unit with": "windows or linear attention: .*`--prefix-match-unit`",
     "--disable-hybrid-kv-cache-manager with": "windows or linear attention: `--disable-hybrid-kv-cache-manager`",
     "--block-size": "other block sizes",
@@ -36,7 +35,6 @@ SAID = {
     "an encoder-decoder model": "encoder-decoder",
     "layers with a window that have none": "windows that the bundle does not know",
     "inputs other than text": "images and other inputs than text",
-    "attention that is not causal": "attention that is not causal",
     "without chunked prefill": "`VLLM_OSCAR_CANONICAL_CHUNKS`.*without chunked prefill",
     "with linear attention": r"`VLLM_OSCAR_CANONICAL_CHUNKS`\]\(#prefix-caching\) with linear attention",
     "beside --long-prefill-token-threshold": "shorter `--long-prefill-token-threshold`",
@@ -119,7 +117,7 @@ class VllmPage(unittest.TestCase):
     def test_ratios_are_those_of_the_figures(self):
         found = vllm_steps()
         most = {"int2": "53", "fp8": "15", "bf16": "7"}
-        rows = {row[0]: row[1:] for rows in self.tables("More") for row in rows if " over " in row[0]}
+        rows = {row[0]: row[1:] for rows in tables(PAGE, "More") for row in rows if " over " in row[0]}
         self.assertEqual(len(rows), 2)
         for name, shown in rows.items():
             ours, theirs = name.lower().split(" over ")
@@ -129,13 +127,10 @@ class VllmPage(unittest.TestCase):
             for cell, (a, b) in zip(shown, (held, *ms, rate), strict=True):
                 self.assert_shown(cell, a / b)
 
-    def tables(self, heading):
-        return [rows for _, rows in headed_tables(PAGE, heading)]
-
     def test_two_gpus(self):
         found = {(row["shape"], row["kv"], row["requests"], row["context"]): row for row in results("two_gpus")
                  if row["GPUs"] == "2" and row["layers"] != "16"}
-        [rows] = [rows for rows in self.tables("Qwen3-32B on two GPUs") if rows[0][0] == "Qwen3-32B"]
+        [rows] = [rows for rows in tables(PAGE, "Qwen3-32B on two GPUs") if rows[0][0] == "Qwen3-32B"]
         shape = None
         for name, cache, held, one, eight in rows:
             shape = name.lower() or shape

@@ -427,8 +427,8 @@ BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const Measure
   return plan;
 }
 
-bool is_not_to_serve(const BackendPlan& plan) {
-  return plan.run && plan.run->kl_factor && *plan.run->kl_factor >= kTooManyTimes;
+bool is_not_to_serve(const BackendRun& run) {
+  return run.kl_factor && *run.kl_factor >= kTooManyTimes;
 }
 
 std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured) {
@@ -669,7 +669,7 @@ std::string error_words(const BackendRun& run) {
   if (run.kl_factor) {
     return fmt::format(": KL about {}{}{}", times_words(*run.kl_factor),
                        run.on_calibration_text ? " on calibration text" : "",
-                       *run.kl_factor >= kTooManyTimes ? ", do not serve" : "");
+                       is_not_to_serve(run) ? ", do not serve" : "");
   }
   if (run.relative_error) {
     return fmt::format(": predicted error {}{}", times_words(*run.relative_error),
@@ -719,7 +719,7 @@ Json describe(const BackendPlan& plan) {
   if (run.relative_error) json["relative_error"] = *run.relative_error;
   if (run.kl_factor) {
     json["kl_factor"] = *run.kl_factor;
-    json["do_not_serve"] = *run.kl_factor >= kTooManyTimes;
+    json["do_not_serve"] = is_not_to_serve(run);
   }
   return json;
 }

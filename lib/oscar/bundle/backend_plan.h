@@ -117,6 +117,9 @@ struct BackendRun {
 // From so many times the loss on, a portable variant is not to be served.
 inline constexpr double kTooManyTimes = 5;
 
+// Whether that was measured.
+bool is_not_to_serve(const BackendRun& run);
+
 struct BackendPlan {
   const Backend* backend;  // outlives the plan
   // The first one to the bundle's own transforms or to all of it; then, where a portable variant
@@ -133,9 +136,6 @@ struct BackendPlan {
 // `bundle` has transforms (is no statistics file). Without `measured`, measured_kl(bundle).
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const MeasuredKl& measured);
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle);
-
-// Whether what was measured says that the portable variant is not to be served.
-bool is_not_to_serve(const BackendPlan& plan);
 
 // One plan for each of backends().
 std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured);
@@ -160,7 +160,7 @@ std::vector<std::string> describe_choice(const BackendChoice& choice);
 //                   Null: the ratios as stored
 //   relative_error  of "portable": predicted. Null: not known
 //   kl_factor       of "portable": measured. Null: not measured
-//   do_not_serve    kl_factor is kTooManyTimes or more
+//   do_not_serve    is_not_to_serve
 //   line            all that but the clip in words, for a column of 62 characters
 Json plans_json(const std::vector<BackendPlan>& plans);
 

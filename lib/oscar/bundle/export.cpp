@@ -1,6 +1,5 @@
 // A bundle as the files of another tool, with the lines that serve them.
 #include "oscar/bundle/export.h"
-#include "oscar/base/strings.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "oscar/base/files.h"
 #include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
+#include "oscar/base/strings.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
@@ -345,7 +345,7 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
   const std::string said = plan ? plans_json({*plan})[0]["line"].get<std::string>() : "";
   // python/oscar_int2/commands/published.py puts this paragraph onto the card.
-  if (plan && is_not_to_serve(*plan)) {
+  if (plan && is_not_to_serve(*plan->run)) {
     text += fmt::format("DO NOT SERVE: measured KL to BF16 is {} that of the bundle's own.\n\n",
                         times(plan->run->kl_factor));
   }

@@ -20,6 +20,8 @@ std::optional<ErrorInfo> other_cache(const CacheFormat& own, const Json& report)
 struct MeasuredKl {
   std::optional<double> own, shared, per_head;
   bool on_calibration_text = false;
+
+  bool compares() const { return own && (shared || per_head); }
 };
 
 // Of a report of oscar-eval; what it has not compared is absent.

@@ -106,34 +106,26 @@ class Tool:
 
 
 def add_reports(tool, folder, reports, answers):
-    """evaluation.json, evaluation-2.json and so on with their pages; their files."""
-    files = []
+    """evaluation.json, evaluation-2.json and so on with their pages; the programs' options for them."""
+    options = []
     for number, report in enumerate(reports, 1):
         file = folder / f"evaluation{'' if number == 1 else f'-{number}'}.json"
         tool.names[file] = report
         shutil.copyfile(report, file)
         tool.run("report", file, *answers, "-o", file.with_suffix(".html"))  # refuses what is no report
         published.require_whole(json.loads(file.read_text()), report)
-        files.append(file)
-    return files
+        options += ["--eval", file]
+    return options
 
 
-def measuring(files):
-    """The options that name the first report which measured a portable variant; none where none did (card.cpp)."""
-    for file in files:
-        if any(name.startswith("portable") for name in json.loads(file.read_text())["methods"]):
-            return ["--eval", file]
-    return []
-
-
-def add_exports(tool, folder, bundle, inspection, measured):
+def add_exports(tool, folder, bundle, inspection, reports):
     """exports/BACKEND for each backend that can take the bundle; the card's option for them."""
     backends = published.able(inspection)
     if not backends:
         return []
     (folder / "exports").mkdir()
     for backend in backends:
-        tool.run("export", bundle, "--for", backend, "--reduce", *measured, "-o", folder / "exports" / backend)
+        tool.run("export", bundle, "--for", backend, "--reduce", *reports, "-o", folder / "exports" / backend)
     return ["--exports", folder / "exports"]
 
 
@@ -161,11 +153,10 @@ def fill(tool, folder, name, arguments):
     if arguments.base_model:
         card += ["--base-model", arguments.base_model]
     reports = add_reports(tool, folder, arguments.reports, answers)
-    card += [word for file in reports for word in ("--eval", file)]
-    measured = measuring(reports)
-    inspection = json.loads(tool.run("inspect", whole, *measured, "--json", "-"))
+    card += reports
+    inspection = json.loads(tool.run("inspect", whole, *reports, "--json", "-"))
     if not arguments.no_exports:
-        card += add_exports(tool, folder, whole, inspection, measured)
+        card += add_exports(tool, folder, whole, inspection, reports)
     tool.run("card", *card)
     published.carry_warnings(folder)
     refuse_cautions(folder / "README.md", arguments.allow)

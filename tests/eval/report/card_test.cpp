@@ -81,6 +81,20 @@ TEST(Card, HasFrontMatterFiguresServingAndHowItWasMade) {
   EXPECT_EQ(card, model_card(sample_bundle(), request));
 }
 
+TEST(Card, SaysWhatTheFileCannotRepeatAndWhatWasMeasured) {
+  Json json = sample_report(), without = json;
+  ASSERT_EQ(without["methods"].erase("oscar"), 1);
+  const std::string said = "- `oscar` in it: fitted from the calibration's statistics";
+  const std::string other = "- Measured on the content `content`";
+  Bundle bundle = sample_bundle();
+  const CardRequest request = request_with(json);
+  EXPECT_TRUE(has(model_card(bundle, request), said));
+  EXPECT_FALSE(has(model_card(bundle, request_with(without)), said));
+  EXPECT_FALSE(has(model_card(bundle, request), other));
+  bundle.content_sha256 = "another";
+  EXPECT_TRUE(has(model_card(bundle, request), other));
+}
+
 TEST(Card, WithoutAnEvaluationGivesNoFigure) {
   const std::string card = model_card(
       sample_bundle(),

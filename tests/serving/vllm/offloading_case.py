@@ -80,6 +80,11 @@ def no_connector():
         yield
 
 
+def gib_of(pages):
+    """Host memory (kv_offloading_size) for so many pages of all layers and heads."""
+    return (pages + 0.5) * 73728 / GIB
+
+
 class Engine(case.Engine):
     """With host memory for `pages` blocks of 64 tokens."""
 
@@ -88,7 +93,7 @@ class Engine(case.Engine):
 
         ensure_kv_transfer_shutdown()  # a process has one connector: that of an engine before
         with on_any_device():
-            super().__init__(kv_offloading_size=(pages + 0.5) * 73728 / GIB, disable_log_stats=False, **options)
+            super().__init__(kv_offloading_size=gib_of(pages), disable_log_stats=False, **options)
         self.offloading = self.scheduler.oscar_offloading
         self.prefixes = self.scheduler.oscar_prefixes
         self.from_host = bench_agents.note_host_tokens(self.core)

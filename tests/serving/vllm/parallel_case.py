@@ -78,11 +78,11 @@ def from_host_memory(model, texts, pages, **options):
     """(what an engine answers to the beginning of the first text when it finds it in its pool, and then in host memory
     alone; tokens that came from there). Host memory has room for so many pages of all ranks."""
     import vllm
-    from offloading_case import bench_agents
+    from offloading_case import bench_agents, gib_of
 
     with several_processes(options.get("tensor_parallel_size", 1)):
         llm = vllm.LLM(str(model), worker_extension_cls="parallel_case.Extension", disable_log_stats=False,
-                       kv_offloading_size=(pages + 0.5) * 73728 / (1 << 30), **options)
+                       kv_offloading_size=gib_of(pages), **options)
         came, prompt, found = bench_agents.note_host_tokens(llm.llm_engine), {"prompt_token_ids": texts[0][:LENGTHS[0]]}, []
         for _ in range(3):
             found += llm.generate([prompt], parameters(), use_tqdm=False)

@@ -87,7 +87,8 @@ bool measures_the_bundle(const BundleEvaluation& evaluation) {
 }
 
 BundleEvaluation read_evaluation(const Json& report, const std::string& file) {
-  BundleEvaluation evaluation{.file = file, .data = {}, .tool = {}, .content_sha256 = {}};
+  BundleEvaluation evaluation{
+      .file = file, .data = {}, .tool = {}, .content_sha256 = {}, .kl = measured_kl(report)};
   try {
     evaluation.data = read_report(report);
   } catch (const Error& error) {
@@ -287,7 +288,7 @@ std::string figure_table(const ReportData& data) {
 std::string fitted_methods(const ReportData& data) {
   std::string names;
   for (const MethodFigures& m : data.methods) {
-    if (m.variant || (m.name != "oscar" && m.name != "oscar-perhead")) continue;
+    if (m.variant || (m.name != "oscar" && !m.name.starts_with("oscar-"))) continue;
     names += (names.empty() ? "" : ", ") + markdown_code(m.name);
   }
   return names;
@@ -368,19 +369,9 @@ std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
 
 // What the first evaluation that compared a portable variant says of it; else what the bundle does.
 MeasuredKl measured_by(const Bundle& bundle, const CardRequest& request) {
-  for (const BundleEvaluation& evaluation : request.evaluations) {
-    const auto kl = [&](const char* name) -> std::optional<double> {
-      const MethodFigures* const m = evaluation.data.find(name);
-      return m != nullptr && is_finite(m->kl.mean) ? m->kl.mean : std::nullopt;
-    };
-    const auto seen = [](const Caution& caution) {
-      return caution.kind == "shared-text" && caution.method == "bundle";
-    };
-    const MeasuredKl found{kl("bundle"), kl("portable"), kl("portable-perhead"),
-                           std::ranges::any_of(evaluation.data.cautions, seen)};
-    if (found.own && (found.shared || found.per_head)) return found;
-  }
-  return measured_kl(bundle);
+  const auto first =
+      std::ranges::find_if(request.evaluations, &MeasuredKl::compares, &BundleEvaluation::kl);
+  return first == request.evaluations.end() ? measured_kl(bundle) : first->kl;
 }
 
 std::string figures_part(const Bundle& bundle, const CardRequest& request) {

@@ -8,6 +8,7 @@
 
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/bundle/measured.h"
 #include "oscar/eval/report/answers.h"
 #include "oscar/eval/report/report_data.h"
 
@@ -20,6 +21,7 @@ struct BundleEvaluation {
   ReportData data;
   std::string tool;            // "0.1.0 (commit)", of the program that measured
   std::string content_sha256;  // of the bundle that was measured
+  MeasuredKl kl;
 
   const MethodFigures& measured() const { return *data.find("bundle"); }
 };

@@ -60,20 +60,38 @@ class Costs(ProgramTest):
             self.assertGreaterEqual(real["checkpoint_bytes"], estimate["checkpoint_bytes"] * .8)
 
     def expect_memory(self, estimate, real):
-        # A quarter of a GiB of either is libtorch itself, which says nothing: the rest counts too.
         self.assertLessEqual(real["host_bytes"], estimate["host_bytes"])
-        # Peaks differ from run to run, by when threads ask (361 to 412 MiB of 16 runs with a search, 3 of
-        # them below what is asked for): a low one is measured again, three times at most.
-        highest = real["host_bytes"]
+        # A quarter of a GiB of either is libtorch itself, which says nothing of the work: what a run of
+        # next to no tensors takes is not counted, in the estimate and in what was found.
+        empty_estimate, empty_found = self.of_an_empty_run()
+        planned = estimate["host_bytes"] - empty_estimate
+        # Peaks differ from run to run, by when threads ask and what malloc gives back (360 to 412 MiB of 36
+        # runs with a search): a low one is measured again, three times at most.
+        highest = real["host_bytes"] - empty_found
         for _ in range(3):
-            if estimate["host_bytes"] > 1.3 * highest:
-                highest = max(highest, self.peak_again())
-        self.assertLessEqual(estimate["host_bytes"], 1.3 * highest)
+            if planned > 1.2 * highest:
+                highest = max(highest, self.peak_again() - empty_found)
+        print(f"{self.id()}: beside an empty run {planned / MIB:.1f} MiB estimated, "
+              f"{highest / MIB:.1f} found")
+        self.assertLessEqual(planned, 1.2 * highest)
+
+    def of_an_empty_run(self):
+        """Bytes of memory that a run of next to no tensors is planned with, and takes."""
+        model = checkpoints.write_checkpoint(self.folder / "empty", {})
+        text = self.folder / "empty.txt"
+        text.write_text("".join(checkpoints.sample_text(40)))
+        arguments = [*map(str, ("--device", "cpu", model, text, self.folder / "empty.h5",
+                                "--statistics-only", "--quiet", "--force"))]
+        report = self.folder / "empty.json"
+        self.run_ok("oscar-calibrate", *arguments, "--dry-run", "--json", report)
+        return json.loads(report.read_text())["host_bytes"], self.peak_of(arguments)
 
     def peak_again(self):
         """Peak memory of the last real run, in bytes, in another one."""
-        process = subprocess.Popen([BIN / "oscar-calibrate", *self.real_arguments, "--force"],
-                                   env=ENVIRONMENT)
+        return self.peak_of([*self.real_arguments, "--force"])
+
+    def peak_of(self, arguments):
+        process = subprocess.Popen([BIN / "oscar-calibrate", *arguments], env=ENVIRONMENT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         self.assertEqual(process.returncode, 0)

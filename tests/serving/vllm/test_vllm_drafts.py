@@ -158,6 +158,13 @@ class Seven(Eagle):
 
 
 @needs_vllm
+class Fifteen(Eagle):
+    """Four calls."""
+
+    k = 15
+
+
+@needs_vllm
 @unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
 class Ngram(WithDrafts):
     k = 5

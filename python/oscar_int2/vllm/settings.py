@@ -18,7 +18,7 @@ from .. import weight_files, weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..errors import BundleError, UnsupportedError
-from . import chunks, layers, offloading
+from . import chunks, layers, offloading, versions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -323,10 +323,8 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
 def check_streamed(config: VllmConfig):
     """Raises UnsupportedError unless an engine of this VllmConfig can go on with a request whose input comes in parts.
     vLLM drops the last token of an answer then, and perhaps those of a step that is under way."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    for what, found in (  # 0.26 shares the block of a dropped token, and gives a waiting request's window away
-            ("in this version of vLLM (it does in 0.33)", not hasattr(Scheduler, "_holds_kv_blocks")),
+    for what, found in (
+            ("in this version of vLLM (it does in 0.33)", not versions.streams()),
             ("beside drafts", config.speculative_config), ("with linear attention", config.model_config.is_hybrid)):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve streamed input {what}; send a new request")

@@ -106,6 +106,15 @@ def offloads():
     return _release(vllm.__version__) in OFFLOADS
 
 
+def streams():
+    """Whether input that comes in parts is right in the vLLM that is installed. Before 0.31 another request can get a
+    waiting one's window; 0.31 keeps the hash of a token that it drops, by which others find a page that was written
+    anew."""
+    import vllm
+
+    return tuple(int(part) for part in _release(vllm.__version__).split(".")) >= (0, 32)
+
+
 def adapter_name():
     """The module of this package that knows how this vLLM learns of our blocks."""
     from vllm.v1.attention.backend import AttentionBackend

@@ -599,10 +599,13 @@ class Blocks(unittest.TestCase):
 
     def int2(self, kind=None, heads=2):
         from oscar_int2.recipe import CacheFormat
-        from oscar_int2.vllm.specs import SizedSpec
+        from oscar_int2.vllm.specs import Int2Spec, SizedSpec
 
-        return (kind or SizedSpec)(block_size=64, num_kv_heads=heads, head_size=128, dtype=torch.uint8,
-                                   format=CacheFormat(), page_bytes=4608)
+        if kind is None and hasattr(Int2Spec, "state_content_bytes"):  # bytes of a token, in later ones than 0.26
+            kind, size = Int2Spec, {"state_content_bytes": 4608 // 64}
+        else:
+            kind, size = kind or SizedSpec, {"page_bytes": 4608}
+        return kind(block_size=64, num_kv_heads=heads, head_size=128, dtype=torch.uint8, format=CacheFormat(), **size)
 
     def check(self, specs):
         try:
@@ -663,7 +666,7 @@ class Blocks(unittest.TestCase):
 
         shape = dict(block_size=64, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)
         for other, word in ((ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64), "ChunkedLocal"),
-                            (FullAttentionSpec(**shape), "FullAttentionSpec"), (self.int2(heads=1), "SizedSpec")):
+                            (FullAttentionSpec(**shape), "FullAttentionSpec"), (self.int2(heads=1), type(self.int2()).__name__)):
             with self.assertRaisesRegex(UnsupportedError, f"model.layers.9 .*{word}"):
                 unified(self.specs(self.int2(), **{"model.layers.9": other}))
 

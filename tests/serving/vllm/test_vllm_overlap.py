@@ -15,9 +15,9 @@ from vllm_case import DRIFT, needs_vllm, vllm
 PAGE = 64
 SERVED = False  # input in parts, in this vLLM
 if vllm:
-    from vllm.v1.core.sched.scheduler import Scheduler
+    from oscar_int2.vllm import versions
 
-    SERVED = hasattr(Scheduler, "_holds_kv_blocks")
+    SERVED = versions.streams()
 
 
 def int2_rows(recorder, tokens):

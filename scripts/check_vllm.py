@@ -62,7 +62,7 @@ class Struct:
 
 def adapter_of(package):
     """What the plugin takes for a folder vllm/ (versions.py)."""
-    new = "def customize_spec(" in (package / "v1/attention/backend.py").read_text()
+    new = "def supported_kv_cache_layouts(" in (package / "v1/attention/backend.py").read_text()
     return "adapter_0_33" if new else "adapter_0_26"
 
 

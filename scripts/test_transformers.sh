@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .setup.env
 build=$(realpath "${1:-build-developer}")
-versions=(4.57.3 5.5.3 5.23.0)
+versions=(4.57.3 5.5.3 5.23.0 5.24.0)
 for version in "${versions[@]}"; do
   folder=$(dirname "$(dirname "$OSCAR_PYTHON")")/transformers-$version
   if [[ ! -e $folder/done ]]; then

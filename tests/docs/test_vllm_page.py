@@ -27,8 +27,8 @@ SAID = {
     "KV transfer in the role": "in the role `kv_both`",
     "KV offloading by": "other options than",
     "KV offloading with": "other options than",
-    "KV offloading in this version": "KV offloading in 0.33",
-    "KV offloading for a model with windows": "KV offloading in 0.33; with windows, linear attention",
+    "KV offloading in this version": "KV offloading after 0.26",
+    "KV offloading for a model with windows": "KV offloading after 0.26; with windows, linear attention",
     "KV offloading without prefix caching": "without prefix caching; other options",
     "KV offloading with drafts by": "drafts of a model; without prefix caching",
     "KV offloading with pipeline parallelism": "linear attention, pipeline parallel",
@@ -40,7 +40,7 @@ SAID = {
     "beside --long-prefill-token-threshold": "shorter `--long-prefill-token-threshold`",
     "with first tokens kept exactly": "shorter than the sink",
     "in steps of": "in steps without room",
-    "in this version of vLLM": "comes in parts.*in 0.26",
+    "in this version of vLLM": "comes in parts.*before 0.32",
     "beside drafts": "comes in parts.*with drafts or linear attention",
 }
 

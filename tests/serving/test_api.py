@@ -643,10 +643,10 @@ class InTransformers(unittest.TestCase):
                  oscar_int2.evaluate(tiny_model(), BUNDLE, corpus=HELDOUT, engine="reference"))):
             with self.subTest(text), self.assertRaisesRegex(ValueError, text):
                 call()
-        with mock.patch.object(transformers, "__version__", "5.24.0"):
+        with mock.patch.object(transformers, "__version__", "5.25.0"):
             for call in (lambda: oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="transformers"),
                          lambda: oscar_int2.evaluate(MODEL, BUNDLE, corpus=HELDOUT, engine="transformers")):
-                with self.assertRaisesRegex(oscar_int2.UnsupportedError, "transformers 5.24.0; install"):
+                with self.assertRaisesRegex(oscar_int2.UnsupportedError, "transformers 5.25.0; install"):
                     call()
         self.assertEqual(list(self.place.glob("w*")), [])
 

@@ -19,6 +19,7 @@ import oscar_int2
 import oscar_int2.transformers
 import random_models as small
 from oscar_int2.transformers import OscarCache, apply, remove
+from oscar_int2.transformers_version import CACHE
 
 REFUSED = oscar_int2.UnsupportedError
 IDS = torch.tensor(small.prompts(40))
@@ -439,10 +440,10 @@ class Models(unittest.TestCase):
         class Own(type(small.random_model().model.layers[0].self_attn)):
             """Calls SDPA itself, as attention written for one model does."""
 
-            def forward(self, hidden_states, *args, past_key_values=None, **kwargs):
+            def forward(self, hidden_states, *args, **kwargs):
                 q, k, v = (project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
                            for project in (self.q_proj, self.k_proj, self.v_proj))
-                k, v = past_key_values.update(k, v, self.layer_idx)
+                k, v = kwargs[CACHE].update(k, v, self.layer_idx)
                 o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 return self.o_proj(o.transpose(1, 2).flatten(2)), None
 

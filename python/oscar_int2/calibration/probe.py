@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from ..errors import UnsupportedError
+from ..transformers_version import CACHE
 from .interface import exact_attention, observing
 
 CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest entry
@@ -172,7 +173,7 @@ def is_handed_on(keywords, key):
 
 def _cached_rows(layer, arguments, keywords):
     """(keys, values) that the layer puts into a cache, or None where it puts none."""
-    name = next((n for n in ("past_key_values", "past_key_value") if n in keywords), None)
+    name = next((n for n in (CACHE, "past_key_value") if n in keywords), None)
     if name is None:
         return None
     cache = DynamicCache()

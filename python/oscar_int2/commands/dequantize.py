@@ -276,7 +276,7 @@ def main(words):
         import gguf  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        sys.exit(f"dequantize: {error.name} is missing; this needs transformers (4.57.3 to 5.23) and PyPI's gguf")
+        sys.exit(f"dequantize: {error.name} is missing; this needs transformers (4.57.3 to 5.24) and PyPI's gguf")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".dequantize.", dir=arguments.out.parent) as scratch:
         whole = pathlib.Path(scratch, "whole")

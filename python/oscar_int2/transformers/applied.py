@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..cache import PagedCache
 from ..codec import is_served_scale
+from ..transformers_version import CACHE, renamed
 from .cache import NAME, Memory, OscarCache, PlainRows, refuse
 from .prompts import LOGGER, Scoring, wants_cache
 
@@ -129,11 +130,11 @@ class Applied:
             refuse("positional arguments of the model behind input_ids; name them")
         if kwargs.get("output_attentions") or base.config.output_attentions:
             refuse("output_attentions")
-        kwargs = kwargs | {"input_ids": args[0]} if args else dict(kwargs)
-        cache = kwargs.get("past_key_values")
+        kwargs = renamed(kwargs | {"input_ids": args[0]} if args else dict(kwargs))
+        cache = kwargs.get(CACHE)
         if cache is None:
             cache = self.scoring.cache(self, base, kwargs)  # into which of them it goes
-            kwargs |= {"past_key_values": cache, "use_cache": wants_cache(base, kwargs)}
+            kwargs |= {CACHE: cache, "use_cache": wants_cache(base, kwargs)}
             if not isinstance(cache, OscarCache):
                 return (), kwargs | {NAME: None}
         else:
@@ -148,7 +149,7 @@ class Applied:
             if isinstance(cache, PlainRows):
                 cache = cache.oscar_cache(self)
         cache.begin(kwargs)
-        return (), kwargs | {"past_key_values": cache, NAME: cache}
+        return (), kwargs | {CACHE: cache, NAME: cache}
 
     def end(self, base, args, kwargs, output):
         if kwargs.get(NAME) is not None:
@@ -156,6 +157,7 @@ class Applied:
 
     def generate(self, model, original, *args, **kwargs):
         """generate(), for one caller at a time."""
+        kwargs = renamed(kwargs)
         given = kwargs.get("generation_config")
         if given is model.generation_config:  # where trainers leave False
             given = None
@@ -179,9 +181,9 @@ class Applied:
 
     def _check_chat(self, ids, kwargs):
         """That a whole chat so far is what its cache was filled with."""
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        cache, mask = kwargs.get(CACHE), kwargs.get("attention_mask")
         if isinstance(cache, PlainRows) and cache.owner is self:
-            cache = kwargs["past_key_values"] = cache.oscar_cache(self)
+            cache = kwargs[CACHE] = cache.oscar_cache(self)
         if isinstance(cache, OscarCache) and cache.filled and kwargs.get("inputs_embeds") is not None:
             refuse("inputs_embeds over an OscarCache that holds tokens, for they can't be compared; give "
                    "input_ids, or reset() it first")
@@ -198,13 +200,13 @@ class Applied:
             if getattr(config, name, None):
                 refuse(f"{name}={getattr(config, name)!r} of generate()")
         config.use_cache = True  # trainers leave False in config.json
-        tokens, cache = max_cache_length + 1, model_kwargs.get("past_key_values")
+        tokens, cache = max_cache_length + 1, model_kwargs.get(CACHE)
         if cache is None:
             cache = self._cache(model, batch * (config.num_return_sequences or 1), tokens)
         elif not isinstance(cache, OscarCache):
             refuse(OTHER_CACHE.format(type(cache).__name__))
         cache.make_room(tokens)
-        model_kwargs["past_key_values"] = cache
+        model_kwargs[CACHE] = cache
         if self.calls:
             self.calls[-1] = cache
         return original(config, model_kwargs, mode, batch, max_cache_length, *rest)

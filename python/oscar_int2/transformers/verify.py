@@ -3,6 +3,7 @@ import torch
 from transformers import AutoTokenizer
 
 from .. import self_check
+from ..transformers_version import CACHE
 from .cache import OscarCache, refuse
 
 
@@ -32,9 +33,9 @@ class Verification:
         """The Result over the 2-bit cache, the quote's tokens fed in one by one. Raises SelfCheckError."""
         begin, end = len(self.probe.prompt), self.ids.shape[1]
         cache = OscarCache(model, 1, end)
-        logits = [model(self.ids[:, :begin], past_key_values=cache, logits_to_keep=1).logits[0, -1]]
+        logits = [model(self.ids[:, :begin], **{CACHE: cache}, logits_to_keep=1).logits[0, -1]]
         for i in range(begin, end - 1):
-            logits.append(model(self.ids[:, i:i + 1], past_key_values=cache).logits[0, -1])
+            logits.append(model(self.ids[:, i:i + 1], **{CACHE: cache}).logits[0, -1])
         cache.check_rows()
         return self_check.check(self.bundle, self.probe, self.exact, self._of_quote(torch.stack(logits)))
 

@@ -1,4 +1,4 @@
-"""vLLM without customize_spec, as 0.26: it has no hook for a KV cache of a third party.
+"""vLLM without layouts of a cache, as 0.26 to 0.28: it has no hook for a KV cache of a third party.
 
 Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's, and the
 backend names the shape of a layer's cache.

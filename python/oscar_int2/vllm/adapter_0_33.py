@@ -1,4 +1,4 @@
-"""vLLM where a backend says how large the blocks of its cache are (customize_spec), as 0.28 to 0.33.
+"""vLLM where a backend says how large the blocks of its cache are (customize_spec), as 0.29 to 0.33.
 
 A block [Hkv, 64 tokens, bytes of a token] in the layout LBHNC is a page as the kernels have it, byte for
 byte. Hooks that are left alone:

@@ -50,7 +50,7 @@ class Int2Spec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SizedSpec(Int2Spec):
-    """The same where a spec's class says how many bytes a page has (vLLM 0.26)."""
+    """The same where a spec's class says how many bytes a page has (vLLM 0.26 to 0.28)."""
 
     page_bytes: int = 0
 
@@ -58,6 +58,11 @@ class SizedSpec(Int2Spec):
     @override
     def real_page_size_bytes(self):
         return self.num_kv_heads * self.page_bytes * (self.block_size // PAGE_TOKENS)
+
+    @property
+    def unpadded_page_size_bytes(self):
+        """What 0.28 asks."""
+        return self.real_page_size_bytes
 
     @classmethod
     @override

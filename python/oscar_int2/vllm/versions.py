@@ -119,4 +119,4 @@ def adapter_name():
     """The module of this package that knows how this vLLM learns of our blocks."""
     from vllm.v1.attention.backend import AttentionBackend
 
-    return "adapter_0_33" if hasattr(AttentionBackend, "customize_spec") else "adapter_0_26"
+    return "adapter_0_33" if hasattr(AttentionBackend, "supported_kv_cache_layouts") else "adapter_0_26"

@@ -656,6 +656,8 @@ class Blocks(unittest.TestCase):
             def real_page_size_bytes(self):
                 return self.num_kv_heads * self.page_bytes
 
+            unpadded_page_size_bytes = real_page_size_bytes
+
         with self.assertRaises(AssertionError):
             self.check(self.specs(self.int2(Fixed)))
 

@@ -121,6 +121,12 @@ class BadInput(ProgramTest):
         self.assertEqual(process.wait(timeout=60), 130)
         self.refused("another run", options=["--resume"])
 
+        options = ["--device", "cpu", "--sequence-length", "128", "--checkpoint-every", "1", "--resume"]
+        self.write_config(rms_norm_eps=1e-2)  # which is in no weight
+        self.refused("another run", "the same weights, config.json", corpus=other, options=options)
+        self.write_config()
+        self.run_ok("oscar-calibrate", self.model, other, self.out, *options)
+
     def test_resuming_from_what_is_no_checkpoint_says_what_to_do(self):
         checkpoint = self.folder / "out.h5.checkpoint"
         bundle = make_file(self.folder / "bundle.h5")

@@ -111,6 +111,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
   const CacheFormat& quantizer = options.quantizer;
   const Json identity = {
       {"weights", bundle.model.weights_fingerprint},
+      {"config", bundle.model.config_sha256},
       {"rope", bundle.model.rope},
       {"tokens", bundle.corpus.tokens_sha256},
       {"chunk_len", options.sequence_length},

@@ -374,7 +374,8 @@ void CheckpointFile::remove() {
 
 std::optional<SavedRun> CheckpointFile::load(const CollectionPlan& plan) {
   std::optional<RunCheckpoint> own = read_own_checkpoint(
-      path_, {run_.run_key, kOrder, "the same weights, corpus, options and kind of device"});
+      path_,
+      {run_.run_key, kOrder, "the same weights, config.json, corpus, options and kind of device"});
   if (!own) return std::nullopt;
   RunCheckpoint& saved = *own;
   SavedRun run;

@@ -253,9 +253,10 @@ def _follow_scheduler():
             parameters = request.sampling_params
             if (settings.serves_int2(self.vllm_config) and scores_a_prompt(parameters)
                     and request.request_id != settings.SELF_CHECK_REQUEST):
-                logger.warning_once("OSCAR INT2: log probabilities of a prompt (prompt_logprobs, echo), of a single "
-                                    "token behind it and of beams are BF16's where the prompt is read in one step: "
-                                    "its rows become 2 bits behind that. To measure the cache: "
+                logger.warning_once("OSCAR INT2: log probabilities of a prompt (prompt_logprobs, echo) are BF16's where "
+                                    "it is read in one step: its rows become 2 bits behind that. So are those of a "
+                                    "single token behind it and of beams, but where a beginning that others share is "
+                                    "read in 2 bits. To measure the cache: "
                                     "apply(..., prompts='int2') of oscar_int2.transformers")
             return original(self, request)
 

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import inspect
 import threading
 import unittest
 from unittest import mock
@@ -17,6 +18,7 @@ from serving_case import BUNDLE, held_out_ids, kl_divergence, tiny_model
 import oscar_int2
 import oscar_int2.transformers
 import random_models as small
+from oscar_int2 import transformers_version
 from oscar_int2.transformers import OscarCache, apply, remove
 
 U = 2.0**-8  # half a unit in the last place of bf16, relative
@@ -300,6 +302,13 @@ class Refusals(unittest.TestCase):
             with mock.patch.object(transformers, "__version__", version):
                 with self.assertRaisesRegex(oscar_int2.UnsupportedError, rf"transformers {version}; install"):
                     apply(tiny_model(), BUNDLE)
+
+    def test_a_cache_goes_by_the_name_that_this_transformers_has(self):
+        self.assertIn(transformers_version.CACHE, inspect.signature(type(tiny_model()).forward).parameters)
+        for name, given, expected in (("cache", {"past_key_values": 1, "x": 2}, {"cache": 1, "x": 2}),
+                                      ("cache", {"cache": 1}, {"cache": 1}), ("past_key_values", {"past_key_values": 1}, None)):
+            with mock.patch.object(transformers_version, "CACHE", name):
+                self.assertEqual(transformers_version.renamed(given), expected or given)
 
     def test_ways_to_generate_that_are_not_served(self):
         prompt, model = small.prompts(20), small.random_model()

@@ -173,7 +173,7 @@ def is_handed_on(keywords, key):
 
 def _cached_rows(layer, arguments, keywords):
     """(keys, values) that the layer puts into a cache, or None where it puts none."""
-    name = next((n for n in (CACHE, "past_key_value") if n in keywords), None)
+    name = next((n for n in (CACHE, "past_key_values", "past_key_value") if n in keywords), None)
     if name is None:
         return None
     cache = DynamicCache()
